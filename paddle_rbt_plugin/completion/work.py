@@ -1,0 +1,88 @@
+"""What one rank of a mesh does in one micro step, as completion finds it and the cost model reads it.
+
+Shapes here are global shapes of the traced program with the placement beside them. The traced program has a certain batch
+size; a micro step has another one, so ``batch_dim`` says which dimension grows with the batch, and ``local_shape`` puts
+both together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+from paddle_rbt_plugin.completion.placement import Placement
+from paddle_rbt_plugin.graph import DTYPE_BYTES
+
+Phase = Literal["forward", "backward", "optimizer"]
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p"]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor as it lies on the mesh. ``name`` is the graph tensor's, with ``@GRAD`` appended for its gradient."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    placement: Placement
+    batch_dim: int | None = None
+    kind: Literal["param", "data", "var"] = "var"
+
+    def local_shape(self, mesh: ProcessMesh, batch_scale: float) -> tuple[int, ...]:
+        """Shape on one rank. ``batch_scale`` is the batch that all data-parallel ranks of the mesh hold together in one
+        micro step, over the batch of the traced program."""
+        shape = tuple(round(n * batch_scale) if d == self.batch_dim else n for d, n in enumerate(self.shape))
+        return self.placement.local_shape(shape, mesh)
+
+    def local_numel(self, mesh: ProcessMesh, batch_scale: float) -> int:
+        n = 1
+        for d in self.local_shape(mesh, batch_scale):
+            n *= d
+        return n
+
+    def local_bytes(self, mesh: ProcessMesh, batch_scale: float) -> int:
+        return self.local_numel(mesh, batch_scale) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A communication along one mesh axis. ``value`` is the tensor whose local bytes are the message: the local input of an
+    all-reduce, reduce-scatter or all-to-all, the gathered result of an all-gather, the tensor sent point to point."""
+
+    kind: CollectiveKind
+    axis: str
+    value: Value
+    phase: Phase
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One op as a rank runs it. ``inputs`` lie as the op needs them; ``collectives`` bring them there first."""
+
+    type: str
+    phase: Phase
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    collectives: tuple[Collective, ...] = ()
+    attrs: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True)
+class SegmentWork:
+    """The work of one segment of the graph. Structurally equal segments whose inputs lie alike share one object."""
+
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+    """In the order of execution: last forward op first."""
+    params: tuple[Value, ...]
+    """Parameters first used in this segment."""
+    gradient_syncs: tuple[Collective, ...]
+    """Brings each of these parameters' gradients to the parameter's placement, once per step (phase ``optimizer``)."""
+    saved: tuple[Value, ...]
+    """Forward values (parameters left out) that backward reads: what a micro batch in flight keeps alive."""
+    inputs: tuple[Value, ...]
+    """Non-parameter values that enter from other segments or as data."""
+    outputs: tuple[Value, ...]
+    """Values that later segments read."""

@@ -1,0 +1,29 @@
+"""The errors a user can meet. Every message says what is wrong, where, and which values would be right."""
+
+
+class TunerError(Exception):
+    """Base of everything this package raises on purpose."""
+
+
+class ClusterError(TunerError):
+    """A cluster description that cannot be read, or that does not fit the running job."""
+
+
+class PatternError(TunerError):
+    """A pattern or a plugin that is malformed."""
+
+
+class ModelError(TunerError):
+    """A model name or reference that leads nowhere."""
+
+
+class PlanError(TunerError):
+    """A plan that cannot be read, or that belongs to another program or cluster."""
+
+
+class UnsupportedProgram(TunerError):
+    """A program that cannot be planned: empty, without a loss, or not a forward program."""
+
+
+class NoFeasiblePlan(TunerError):
+    """No candidate fits; names the binding resource, the nearest candidate and by how much it misses."""

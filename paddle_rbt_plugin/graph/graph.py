@@ -1,0 +1,152 @@
+"""The data-flow graph of a serial forward program, free of any IR.
+
+A graph is a sequence of ops in program order and a sequence of tensors. Both refer to each other by position, so a graph
+is plain data: it can be compared, cut, repeated and hashed. Constants that Paddle feeds through operands (shapes, axes,
+scalars) are folded into ``Op.attrs`` by the readers; every operand that remains is a real tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+TensorKind = Literal["param", "data", "var"]
+
+DTYPE_BYTES = {
+    "bool": 1, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "int16": 2, "float16": 2, "bfloat16": 2,
+    "int32": 4, "float32": 4,
+    "int64": 8, "float64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A value of the program.
+
+    ``name`` is the parameter's or the feed's own name; for an intermediate value it is made of the op that writes it and
+    the output slot (``matmul_3.out``). It is unique in a graph and the same in every process that traces the same model.
+    """
+
+    index: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: TensorKind
+    stop_gradient: bool = False
+    structured_name: str = ""
+    """For a parameter of a Layer, its path in ``named_parameters()``; empty where no Layer is known."""
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        n = 1
+        for d in self.shape:
+            n *= d
+        return n
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes of the whole tensor."""
+        return self.numel * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation. ``inputs`` and ``outputs`` map slot names, in Paddle's order, to tensor positions; a slot holds
+    several tensors where Paddle takes a list (``concat``) and none where an optional operand is absent."""
+
+    index: int
+    name: str
+    """Unique in the graph: the canonical type and a running number, ``matmul_3``."""
+    type: str
+    """Canonical name: ``matmul`` for ``pd_op.matmul``, ``matmul_v2`` and ``matmul``."""
+    inputs: Mapping[str, tuple[int, ...]]
+    outputs: Mapping[str, tuple[int, ...]]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    """Plain values only: bool, int, float, str, None, and tuples of them; a dtype is its name, ``"float32"``."""
+    scope: str = ""
+    """The Layer the op came from (``/GPT/Layer_1/Attn/Linear_3/``), where the program says so."""
+    source: int = -1
+    """Position of the op in the block that was read."""
+
+    @cached_property
+    def operands(self) -> tuple[int, ...]:
+        """Input tensors in order, lists flattened."""
+        return tuple(t for slot in self.inputs.values() for t in slot)
+
+    @cached_property
+    def results(self) -> tuple[int, ...]:
+        """Output tensors in order, lists flattened."""
+        return tuple(t for slot in self.outputs.values() for t in slot)
+
+
+class Graph:
+    """Ops and tensors of one forward program; ``loss`` is the position of the scalar that training minimises."""
+
+    def __init__(self, tensors: tuple[Tensor, ...], ops: tuple[Op, ...], loss: int | None = None):
+        self.tensors = tensors
+        self.ops = ops
+        self.loss = loss
+
+    def __iter__(self) -> Iterator[Op]:
+        return iter(self.ops)
+
+    @property
+    def params(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.kind == "param")
+
+    @property
+    def data(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.kind == "data")
+
+    def op_inputs(self, op: Op) -> tuple[Tensor, ...]:
+        return tuple(self.tensors[i] for i in op.operands)
+
+    def op_outputs(self, op: Op) -> tuple[Tensor, ...]:
+        return tuple(self.tensors[i] for i in op.results)
+
+    @cached_property
+    def _producers(self) -> dict[int, int]:
+        return {t: op.index for op in self.ops for t in op.results}
+
+    @cached_property
+    def _consumers(self) -> dict[int, tuple[int, ...]]:
+        users: dict[int, list[int]] = {}
+        for op in self.ops:
+            for t in dict.fromkeys(op.operands):
+                users.setdefault(t, []).append(op.index)
+        return {t: tuple(ops) for t, ops in users.items()}
+
+    @cached_property
+    def _by_name(self) -> dict[str, int]:
+        return {t.name: t.index for t in self.tensors}
+
+    def producer(self, tensor: int) -> Op | None:
+        """The op that writes a tensor; None for parameters and data."""
+        index = self._producers.get(tensor)
+        return None if index is None else self.ops[index]
+
+    def consumers(self, tensor: int) -> tuple[Op, ...]:
+        """The ops that read a tensor, in program order, each once."""
+        return tuple(self.ops[i] for i in self._consumers.get(tensor, ()))
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor of that name. Raises KeyError."""
+        return self.tensors[self._by_name[name]]
+
+    @cached_property
+    def signature(self) -> str:
+        """Hash of the structure: op types, attributes, wiring, shapes and dtypes. Names and scopes do not count, so the
+        same model built twice in one process, or traced in another one, has the same signature."""
+        lines = [[t.kind, t.shape, t.dtype] for t in self.tensors]
+        lines += [[op.type, op.operands, op.results, sorted((k, repr(v)) for k, v in op.attrs.items())] for op in self.ops]
+        return hashlib.sha256(json.dumps([lines, self.loss]).encode()).hexdigest()[:32]

@@ -1,0 +1,50 @@
+"""Packaging. The built-in patterns are plugins like any other: entry points of group ``paddle_rbt``, reachable in no other way."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+PATTERNS = (
+    "qkv",
+    "row_matmul",
+    "ffn",
+    "shared_word_embedding",
+    "position_embedding",
+    "unsqueeze_data",
+    "reshape_data",
+)
+
+# The CPU and the GPU wheel of Paddle exclude each other, so Paddle comes only through an extra.
+CPU = ["paddlepaddle>=3.3,<3.4"]
+GPU = ["paddlepaddle-gpu>=3.3,<3.4"]
+TEST = ["pytest>=8", "hypothesis>=6.100", "jsonschema>=4.20"]
+DEV = ["ruff>=0.6", "mypy>=1.11", "types-PyYAML"]
+DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]
+
+setup(
+    name="paddle-rbt-plugin",
+    version="0.1.0",
+    description="Rule-based tuner for PaddlePaddle's auto-parallel framework: finds a parallel strategy from plugin patterns",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=[*find_packages(include=["paddle_rbt_plugin", "paddle_rbt_plugin.*"]), "paddle_rbt_patterns"],
+    package_dir={"paddle_rbt_patterns": "patterns"},
+    package_data={"paddle_rbt_plugin": ["py.typed", "cluster/*.yaml", "models/configs/*.yaml", "plan/*.json"]},
+    install_requires=["numpy>=1.24", "pluggy>=1.3", "click>=8.1", "rich>=13.7", "PyYAML>=6.0"],
+    extras_require={"cpu": CPU, "gpu": GPU, "test": TEST, "dev": TEST + DEV, "docs": DOCS},
+    entry_points={
+        "console_scripts": ["paddle-rbt = paddle_rbt_plugin.cli.main:main"],
+        "paddle_rbt": [f"{name} = paddle_rbt_patterns.{name}" for name in PATTERNS],
+    },
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+)
