@@ -14,6 +14,7 @@ from typing import Any, Literal
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.graph import DTYPE_BYTES
+from paddle_rbt_plugin.layers.layers import Layers
 
 Phase = Literal["forward", "backward", "optimizer"]
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p"]
@@ -86,3 +87,15 @@ class SegmentWork:
     """Non-parameter values that enter from other segments or as data."""
     outputs: tuple[Value, ...]
     """Values that later segments read."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A graph completed on one process mesh: the work of each segment, in program order."""
+
+    mesh: ProcessMesh
+    batch: int
+    """Batch size of the traced program."""
+    layers: Layers
+    work: tuple[SegmentWork, ...]
+    """One per segment of ``layers.segments``."""

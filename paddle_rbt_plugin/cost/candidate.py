@@ -1,0 +1,41 @@
+"""One point of the search space, and how the model is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Precision = Literal["fp32", "fp16", "bf16"]
+Recompute = Literal["none", "selective", "full"]
+Schedule = Literal["FThenB", "1F1B", "VPP"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the user has decided about training, the same for every candidate."""
+
+    global_batch: int
+    precision: Precision = "fp32"
+    optimizer: Literal["adamw", "momentum", "sgd"] = "adamw"
+    mode: Literal["train", "eval"] = "train"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run the model. ``micro_batch`` is per data-parallel rank; a step runs ``accumulate_steps`` of them."""
+
+    pp: int
+    dp: int
+    mp: int
+    micro_batch: int
+    accumulate_steps: int
+    axes: tuple[str, ...] = ("dp", "mp")
+    """Order of the axes of a stage's mesh; the last runs over neighbouring ranks, so it stays inside a machine first."""
+    recompute: Recompute = "none"
+    sharding_stage: int = 0
+    """ZeRO stage over the data-parallel group, 0 to 3."""
+    sequence_parallel: bool = False
+    """Megatron's sequence parallelism in the mp group (arXiv 2205.05198)."""
+    schedule: Schedule = "1F1B"
+    vpp: int = 1
+    """Model chunks per stage of the interleaved schedule."""
