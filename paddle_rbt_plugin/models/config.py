@@ -1,0 +1,182 @@
+"""What a GPT or a LLaMA is made of, and the published models by name.
+
+A config is a frozen dataclass; every named one is a YAML file in ``configs/`` that says where its numbers come from, and a
+user's own file of the same form loads with ``load_config``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+
+from paddle_rbt_plugin.errors import ModelError
+
+CONFIGS = Path(__file__).parent / "configs"
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Decoder of GPT-2 and GPT-3: layer norm before each half, learned positions, biases, head tied to the embedding.
+
+    Raises ModelError, which names the field, for values that make no model."""
+
+    arch: ClassVar[str] = "gpt"
+
+    layers: int
+    hidden: int
+    ffn: int
+    """Width of the feed-forward network."""
+    heads: int
+    vocab: int
+    """Size of the vocabulary with any padding."""
+    seq: int
+    """Tokens of a training sequence, and so the number of learned positions."""
+    dropout: float = 0.0
+    """Probability of dropping an element of the embedding, the attention weights and the output of each half."""
+    norm_eps: float = 1e-5
+    init_std: float = 0.02
+    """Standard deviation of the initial weights (arXiv 2005.14165 follows GPT-2)."""
+    source: str = ""
+    """Where the numbers come from."""
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "layers", "hidden", "ffn", "heads", "vocab", "seq")
+        _check_divides(self, "hidden", "heads")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ModelError(f"dropout must be at least 0 and less than 1, not {self.dropout!r}")
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values: all of them."""
+        return self.heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Decoder of LLaMA: RMSNorm before each half, rotary positions, grouped keys and values, SwiGLU, no biases, own head.
+
+    Raises ModelError, which names the field, for values that make no model."""
+
+    arch: ClassVar[str] = "llama"
+
+    layers: int
+    hidden: int
+    ffn: int
+    """Width of the gate and up projections."""
+    heads: int
+    kv_heads: int
+    """Heads of keys and values; each serves ``heads / kv_heads`` query heads (arXiv 2305.13245)."""
+    vocab: int
+    seq: int
+    """Tokens of a training sequence."""
+    rope_theta: float = 10000.0
+    """Base of the rotary frequencies (arXiv 2104.09864, section 3.2.2)."""
+    norm_eps: float = 1e-6
+    init_std: float = 0.02
+    """Standard deviation of the initial weights."""
+    source: str = ""
+    """Where the numbers come from."""
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq")
+        _check_divides(self, "hidden", "heads")
+        _check_divides(self, "heads", "kv_heads")
+        if self.head_dim % 2:
+            raise ModelError(f"hidden / heads must be even for rotary positions, not {self.hidden} / {self.heads}")
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+Config = GPTConfig | LlamaConfig
+
+ARCHITECTURES: Mapping[str, type[GPTConfig] | type[LlamaConfig]] = {c.arch: c for c in (GPTConfig, LlamaConfig)}
+
+
+def config_names() -> tuple[str, ...]:
+    """Names that ``named_config`` knows, sorted."""
+    return tuple(sorted(p.stem for p in CONFIGS.glob("*.yaml")))
+
+
+def named_config(name: str) -> Config:
+    """The published model of that name, for example ``gpt3-1.3b``. Raises ModelError for an unknown name."""
+    if name not in config_names():
+        raise ModelError(f"no model is named {name!r}; {_suggest(name, config_names())}")
+    return load_config(CONFIGS / f"{name}.yaml")
+
+
+def load_config(path: str | Path) -> Config:
+    """The model that a YAML file describes: ``arch`` (gpt or llama) and the fields of its config.
+
+    Raises ModelError if the file cannot be read, or a field is missing, unknown or of no use."""
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ModelError(f"cannot read the model config {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path}: a model config is a mapping of fields, not {type(content).__name__}")
+    try:
+        return _from_fields(content)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
+def _from_fields(content: Mapping[str, Any]) -> Config:
+    values = dict(content)
+    arch = values.pop("arch", None)
+    if arch not in ARCHITECTURES:
+        raise ModelError(f"arch must be one of {', '.join(ARCHITECTURES)}, not {arch!r}")
+    config_type = ARCHITECTURES[arch]
+    known = {f.name: f for f in fields(config_type)}
+    for name in values:
+        if name not in known:
+            raise ModelError(f"{arch} has no field {name!r}; {_suggest(str(name), known)}")
+    missing = [n for n, f in known.items() if f.default is MISSING and n not in values]
+    if missing:
+        raise ModelError(f"{arch} also needs {', '.join(missing)}")
+    for name in values:
+        values[name] = _typed(name, values[name], str(known[name].type))
+    return config_type(**values)
+
+
+def _typed(name: str, value: Any, wanted: str) -> Any:
+    # YAML 1.1 reads 1e-5 as a string, and bool is an int to Python.
+    if wanted == "float" and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    elif type(value).__name__ == wanted:
+        return value
+    raise ModelError(f"{name} must be of type {wanted}, not {value!r}")
+
+
+def _check_positive(config: Config, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ModelError(f"{name} must be a whole number of at least 1, not {value!r}")
+
+
+def _check_divides(config: Config, whole: str, part: str) -> None:
+    total, count = getattr(config, whole), getattr(config, part)
+    if total % count:
+        divisors = [d for d in range(1, total + 1) if total % d == 0]
+        near = sorted(sorted(divisors, key=lambda d: abs(d - count))[:4])
+        raise ModelError(f"{part} must divide {whole}, but {whole} = {total} and {part} = {count}; near it: {near}")
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}"
