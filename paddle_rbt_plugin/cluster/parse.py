@@ -1,0 +1,163 @@
+"""From what a user writes to a Cluster: the short form, a file, a dict, or Paddle's own description."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import ClusterError
+from .catalogue import catalogue, find_device
+from .cluster import GROUP_KEYS, Cluster, MachineGroup, merged
+from .fields import MAX_COUNT, Fields, suggest
+from .paddle_format import describe_paddle_cluster, is_paddle_cluster, read_paddle_machines
+
+EXAMPLE = "4x8:A100-80G, or 2x8:A100-80G+2x8:V100-32G for two kinds of machines"
+_SHORT_FORM = re.compile(r"\s*([+-]?[0-9]+)\s*[xX]\s*([+-]?[0-9]+)\s*:(.*)", re.DOTALL)
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def parse_cluster(value: object) -> Cluster:
+    """Reads a cluster description.
+
+    ``value`` is the short form ``NODESxDEVICES:GPU``, groups joined by ``+``; the path of a YAML or JSON file; a dict with
+    the same content as such a file; Paddle's cluster JSON or ``Cluster`` object; or a Cluster, which is returned as it is.
+    Raises ClusterError that says what is wrong, where, and what would be right.
+    """
+    if isinstance(value, Cluster):
+        return value
+    if isinstance(value, os.PathLike):
+        return _parse_file(os.fspath(value))
+    if isinstance(value, str):
+        return _parse_file(value) if _is_path(value) else Cluster(_parse_short_form(value, ""))
+    if isinstance(value, Mapping):
+        return _parse_content(value, "cluster")
+    if is_paddle_cluster(value):
+        return Cluster(read_paddle_machines(describe_paddle_cluster(value), "Paddle's cluster"))
+    raise ClusterError(
+        f"cannot read a cluster from {type(value).__name__}; give a short form such as {EXAMPLE}, a file or a dict"
+    )
+
+
+def _is_path(text: str) -> bool:
+    return text.strip().lower().endswith(_SUFFIXES) or "/" in text or os.sep in text or os.path.isfile(text)
+
+
+def _parse_short_form(text: str, where: str) -> tuple[MachineGroup, ...]:
+    return tuple(_parse_short_group(part, text, where) for part in text.split("+"))
+
+
+def _parse_short_group(part: str, whole: str, where: str) -> MachineGroup:
+    parsed = _SHORT_FORM.fullmatch(part)
+    if not parsed or not parsed[3].strip():
+        within = f" in {_clip(whole)}" if part != whole else ""
+        raise ClusterError(f"{where}cannot read {_clip(part)}{within}; write NODESxDEVICES:GPU, e.g. {EXAMPLE}")
+    for what, count in (("machines", parsed[1]), ("devices per machine", parsed[2])):
+        if len(count) > 9 or not 1 <= int(count) <= MAX_COUNT:
+            raise ClusterError(f"{where}{_clip(part)}: the number of {what} must be from 1 to {MAX_COUNT}, not {count[:20]}")
+    try:
+        entry = find_device(parsed[3])
+    except ClusterError as error:
+        raise ClusterError(f"{where}{_clip(part)}: {error}") from None
+    return entry.group(int(parsed[1]), int(parsed[2]))
+
+
+def _clip(text: str) -> str:
+    text = text.strip()
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+def _parse_file(path: str) -> Cluster:
+    path = path.strip() if not os.path.exists(path) else path
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ClusterError(f"{path!r}: no such file; give a file that exists or a short form such as {EXAMPLE}") from None
+    except (OSError, ValueError) as error:
+        raise ClusterError(f"{path!r}: cannot read the file: {error}") from error
+    if not text.strip():
+        raise ClusterError(f"{path}: the file is empty; write e.g. 'groups: [4x8:A100-80G]'")
+    try:
+        content = _load_json(text) if path.lower().endswith(".json") else yaml.load(text, _StrictLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        kind = "JSON" if path.lower().endswith(".json") else "YAML"
+        raise ClusterError(f"{path}: not valid {kind}: {error}") from error
+    if isinstance(content, str):
+        return Cluster(_parse_short_form(content, f"{path}: "))
+    return _parse_content(content, path)
+
+
+def _parse_content(content: object, source: str) -> Cluster:
+    if isinstance(content, Mapping) and "machines" in content and isinstance(content["machines"], list | tuple):
+        return Cluster(read_paddle_machines(content, source))
+    if isinstance(content, Mapping) and "groups" not in content and "device" in content:
+        return Cluster((_parse_group(content, source, ""),))
+    fields = Fields.of(content, source, known=("groups", *GROUP_KEYS))
+    if "groups" not in fields.data:
+        raise fields.error(
+            "", "neither groups nor a device; write e.g. {machines: 4, devices_per_machine: 8, device: A100-80G}"
+        )
+    for key in fields.data:
+        if key != "groups":
+            raise fields.error("", f"{key} stands beside groups; put it into the group it belongs to")
+    items = fields.data["groups"]
+    if not isinstance(items, list | tuple) or not items:
+        raise fields.error(
+            "groups", "expected a list of groups, each a short form or {machines, devices_per_machine, device, ...}"
+        )
+    groups: list[MachineGroup] = []
+    for i, item in enumerate(items):
+        path = f"groups[{i}]"
+        if isinstance(item, str):
+            groups.extend(_parse_short_form(item, f"{source}: {path}: "))
+        else:
+            groups.append(_parse_group(item, source, path))
+    return Cluster(tuple(groups))
+
+
+def _parse_group(content: object, source: str, path: str) -> MachineGroup:
+    """A group whose missing figures come from the catalogue; a device of one's own states all of them."""
+    fields = Fields.of(content, source, path, GROUP_KEYS)
+    name = fields.text("device")
+    own = [key for key in GROUP_KEYS[3:] if key not in fields.data]
+    try:
+        entry = find_device(name)
+    except ClusterError:
+        if own:
+            raise fields.error(
+                "device",
+                f"unknown device {name!r}; {suggest(name, catalogue())}; for a device of your own add {', '.join(own)}",
+            ) from None
+        return MachineGroup.from_dict(fields.data, source, path)
+    usual = entry.group(fields.count("machines"), fields.count("devices_per_machine")).to_dict()
+    return MachineGroup.from_dict(merged(usual, {**fields.data, "device": usual["device"]}), source, path)
+
+
+def _no_repetition(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(k for k in keys if keys.count(k) > 1)!r} stands twice in one mapping")
+    return result
+
+
+def _load_json(text: str) -> object:
+    return json.loads(text, object_pairs_hook=_no_repetition)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML's safe loader, which also refuses a key that stands twice: PyYAML would silently keep the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge"]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands twice in one mapping", node.start_mark
+                )
+        return super().construct_mapping(node, deep)
