@@ -60,7 +60,8 @@ class Collective:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One op as a rank runs it. ``inputs`` lie as the op needs them; ``collectives`` bring them there first."""
+    """One op as a rank runs it. ``inputs`` lie as the op needs them and ``outputs`` as it makes them; ``collectives`` bring
+    the inputs there, and the outputs to where their readers expect them."""
 
     type: str
     phase: Phase
@@ -99,3 +100,5 @@ class Completion:
     layers: Layers
     work: tuple[SegmentWork, ...]
     """One per segment of ``layers.segments``."""
+    placements: Mapping[int, Placement]
+    """Where every tensor of the graph lies in the forward pass, by its position."""

@@ -1,0 +1,350 @@
+"""Asks Paddle what an op does with the placements of its inputs.
+
+The question is put the way execution puts it: in a scratch PIR program the inputs are given distributed types, the op is
+built through ``paddle._C_ops``, and the distributed attributes of the new op say what its operands must become and how its
+results lie. The backward answer comes from ``call_vjp`` on that op, which builds the gradient ops Paddle would build.
+No process group and no device is needed, and meshes of any size work in one process.
+
+Answers depend only on the question, so each is asked once (about a millisecond) and remembered by the oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+from paddle_rbt_plugin.completion.placement import Placement
+from paddle_rbt_plugin.errors import UnsupportedProgram
+from paddle_rbt_plugin.graph.api import signature
+from paddle_rbt_plugin.graph.pir import CONSTANT_OPS, CONTAINER_OPS, dtype_name, plain_attrs
+
+_NOT_COMPUTING = (*CONTAINER_OPS, *CONSTANT_OPS, "pd_op.data")
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An input as it arrives at the op."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    placement: Placement
+    stop_gradient: bool
+
+
+@dataclass(frozen=True)
+class Question:
+    """An op with its inputs by slot, and for the backward pass the placements in which the gradients of its results arrive,
+    None for a result without one."""
+
+    op: str
+    attrs: tuple[tuple[str, Any], ...]
+    slots: tuple[tuple[str, tuple[Operand, ...]], ...]
+    gradients: tuple[Placement | None, ...] | None = None
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return tuple(o for _, slot in self.slots for o in slot)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where an operand of a built op comes from: ``input``, ``output`` or ``gradient`` (of an output) number ``index`` of the
+    question, or ``local``: result ``index`` counted over all built ops."""
+
+    kind: str
+    index: int
+
+
+@dataclass(frozen=True)
+class Use:
+    """One operand of a built op: as it is, and as the op needs it."""
+
+    source: Source
+    shape: tuple[int, ...]
+    dtype: str
+    have: Placement
+    need: Placement
+    reads: bool = True
+    """False where a gradient op wants the shape only, so the values need not be kept."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """One result of a built op: as the op makes it, and as its readers get it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    made: Placement
+    kept: Placement
+    gradient_of: int | None = None
+    """The input whose gradient it is."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """An op that Paddle built for a question."""
+
+    type: str
+    uses: tuple[Use, ...]
+    products: tuple[Product, ...]
+    attrs: Mapping[str, Any]
+
+
+class Oracle:
+    """Answers for one arrangement of a mesh; only its shape matters, not which ranks it holds."""
+
+    def __init__(self, mesh: ProcessMesh):
+        self.mesh = mesh
+        self._answers: dict[Question, tuple[Built, ...]] = {}
+
+    def forward(self, question: Question) -> Built:
+        """The op itself. Raises UnsupportedProgram when Paddle cannot build it."""
+        return self._ask(question)[0]
+
+    def backward(self, question: Question) -> tuple[Built, ...]:
+        """The ops of its backward pass in order, the zeros for missing gradients included."""
+        return self._ask(question)
+
+    def _ask(self, question: Question) -> tuple[Built, ...]:
+        if question not in self._answers:
+            self._answers[question] = self._build(question)
+        return self._answers[question]
+
+    @cached_property
+    def _paddle_mesh(self) -> Any:
+        import numpy as np
+        from paddle.distributed import ProcessMesh as PaddleMesh
+
+        return PaddleMesh(np.arange(self.mesh.size).reshape(self.mesh.shape), dim_names=list(self.mesh.axes))
+
+    def _build(self, question: Question) -> tuple[Built, ...]:
+        import paddle
+
+        program, startup = paddle.static.Program(), paddle.static.Program()
+        was_dynamic = paddle.in_dynamic_mode()
+        paddle.enable_static()
+        try:
+            with paddle.static.program_guard(program, startup):
+                return _Scratch(program, self._paddle_mesh, question).answer()
+        except UnsupportedProgram:
+            raise
+        except Exception as error:  # Paddle's own exceptions have no common base
+            shapes = ", ".join(str(list(o.shape)) for o in question.operands)
+            raise UnsupportedProgram(
+                f"Paddle cannot build {question.op!r} on inputs of shape {shapes} placed as "
+                f"{[o.placement.dims_mapping for o in question.operands]}: {str(error).strip().splitlines()[-1]}"
+            ) from error
+        finally:
+            if was_dynamic:
+                paddle.disable_static()
+
+
+class _Scratch:
+    """One scratch program and the question it answers."""
+
+    def __init__(self, program: Any, mesh: Any, question: Question):
+        self.block = program.global_block()
+        self.mesh = mesh
+        self.question = question
+        self.sources: dict[int, Source] = {}  # id of a value -> where it comes from
+        self.locals = 0
+
+    def answer(self) -> tuple[Built, ...]:
+        inputs = [self._data(f"x{i}", o) for i, o in enumerate(self.question.operands)]
+        for i, value in enumerate(inputs):
+            self.sources[value.id] = Source("input", i)
+        results = call_op(self.question.op, self.question.attrs, self._by_slot(inputs))
+        op = producer_of(results[0])
+        if self.question.gradients is None:
+            return (self._describe(op, results, {}),)
+        for i, value in enumerate(results):
+            self.sources[value.id] = Source("output", i)
+        return self._backward(op, results)
+
+    def _backward(self, op: Any, results: Sequence[Any]) -> tuple[Built, ...]:
+        import paddle
+        from paddle.base import core
+
+        assert self.question.gradients is not None
+        before = len(self.block.ops)
+        gradients = []
+        for i, (value, placement) in enumerate(zip(results, self.question.gradients, strict=True)):
+            if placement is None:  # as append_backward does
+                gradients.append(paddle.full_like(value, 0.0, dtype=value.dtype))
+                continue
+            gradient = self._data(f"g{i}", Operand(tuple(value.shape), dtype_name(value.dtype), placement, False))
+            self.sources[gradient.id] = Source("gradient", i)
+            gradients.append(gradient)
+        operands = [_elements(v) for v in op.operands_source()]
+        semantics = op.get_input_grad_semantics()
+        outputs = _group(results, op)
+        input_gradients = core.call_vjp(
+            op,
+            operands,
+            outputs,
+            _group(gradients, op),
+            [[v.stop_gradient for v in vs] for vs, wanted in zip(operands, semantics, strict=True) if wanted],
+        )
+        wanted = [v for vs, w in zip(operands, semantics, strict=True) if w for v in vs]
+        gradient_of = {
+            gradient.id: self.sources[value.id].index
+            for value, gradient in zip(wanted, (g for gs in input_gradients for g in gs), strict=True)
+            if gradient is not None and gradient.initialized() and value.id in self.sources
+        }
+        return tuple(
+            self._describe(new, [v for r in new.results() for v in _results(r)], gradient_of)
+            for new in self.block.ops[before:]
+            if new.name() not in _NOT_COMPUTING and not _is_unread_zero(new)
+        )
+
+    def _data(self, name: str, operand: Operand) -> Any:
+        import paddle
+        from paddle.base import core
+
+        value = paddle._C_ops.data(name, list(operand.shape), getattr(paddle, operand.dtype), core.Place())
+        value.stop_gradient = operand.stop_gradient
+        set_placement(value, self.mesh, operand.placement)
+        return value
+
+    def _by_slot(self, values: Sequence[Any]) -> dict[str, list[Any]]:
+        remaining = iter(values)
+        return {slot: [next(remaining) for _ in operands] for slot, operands in self.question.slots}
+
+    def _describe(self, op: Any, results: Sequence[Any], gradient_of: Mapping[int, int]) -> Built:
+        attr = op.dist_attr
+        uses = []
+        for i, operand in enumerate(op.operands_source()):
+            needs = _tensor_attrs(attr.operand(i)) if attr is not None and i < attr.num_operands() else []
+            for k, value in enumerate(_elements(operand)):
+                if value.id in self.sources:
+                    have = placement_of(value)
+                    need = _placement(needs[k], len(value.shape)) if k < len(needs) else have
+                    reads = not op.is_no_need_buffer(value)
+                    uses.append(Use(self.sources[value.id], tuple(value.shape), dtype_name(value.dtype), have, need, reads))
+        made = [a for i in range(op.num_results()) for a in (_tensor_attrs(attr.result(i)) if attr is not None else ())]
+        products = []
+        for i, value in enumerate(results):
+            if not value.initialized():
+                continue
+            kept = placement_of(value)
+            products.append(
+                Product(
+                    tuple(value.shape),
+                    dtype_name(value.dtype),
+                    _placement(made[i], len(value.shape)) if i < len(made) else kept,
+                    kept,
+                    gradient_of.get(value.id),
+                )
+            )
+            if value.id not in self.sources:
+                self.sources[value.id] = Source("local", self.locals)
+                self.locals += 1
+        return Built(op.name().split(".", 1)[1].removesuffix("_"), tuple(uses), tuple(products), plain_attrs(op))
+
+
+def call_op(name: str, attrs: Iterable[tuple[str, Any]], inputs: Mapping[str, Sequence[Any]]) -> list[Any]:
+    """Builds an op in the current program from its inputs by slot and its plain attributes; returns all of its results.
+
+    Raises UnsupportedProgram for an op that the installed Paddle does not list."""
+    import paddle
+    from paddle.base import core
+
+    spelling = name if signature(name) is not None else f"{name}_"
+    arguments = signature(spelling)
+    function = getattr(paddle._C_ops, spelling, None)
+    if arguments is None or function is None:
+        raise UnsupportedProgram(f"the installed Paddle {paddle.__version__} has no op {name!r}")
+    values = dict(attrs)
+    args: list[Any] = []
+    for argument in arguments:
+        given = inputs.get(argument.name)
+        if given is not None and argument.kind == "tensor":
+            args.append(list(given) if "vector" in argument.type else (given[0] if given else None))
+        elif given:
+            args.append(given[0])
+        elif "Place" in argument.type:
+            args.append(core.Place())
+        elif "DataType" in argument.type:
+            args.append(_dtype(values[argument.name]))
+        else:
+            value = values[argument.name]
+            args.append(list(value) if isinstance(value, tuple) else value)
+    built = function(*args)
+    first = next(v for v in (built if isinstance(built, (list, tuple)) else [built]) if v is not None)
+    return [v for r in producer_of(first).results() for v in _results(r)]
+
+
+def producer_of(value: Any) -> Any:
+    """The op that computes a value, looking through the container that splits a list of results."""
+    op = value.get_defining_op()
+    return op.operand_source(0).get_defining_op() if op.name() == "builtin.split" else op
+
+
+def set_placement(value: Any, mesh: Any, placement: Placement) -> None:
+    """Gives a dense PIR value a distributed type on Paddle's ``mesh``, and its op the matching attribute."""
+    import paddle
+    from paddle.distributed import ReduceType
+
+    pir = paddle.base.libpaddle.pir
+    partial = {axis: getattr(ReduceType, f"kRed{reduction.capitalize()}") for axis, reduction in placement.partial}
+    attr = pir.create_tensor_dist_attribute(mesh, list(placement.dims_mapping), partial)
+    value.set_type(pir.cvt_to_dist_type(value.type(), attr))
+    value.get_defining_op().dist_attr = pir.create_op_dist_attribute(mesh, [], [attr])
+
+
+def placement_of(value: Any) -> Placement:
+    """Placement of a PIR value; a value without a distributed type lies whole on every rank."""
+    return _placement(value.dist_attr(), len(value.shape)) if value.is_dist() else Placement.replicated(len(value.shape))
+
+
+def _placement(attr: Any, ndim: int) -> Placement:
+    if attr is None:
+        return Placement.replicated(ndim)
+    partial = tuple(sorted((axis, kind.name.removeprefix("kRed").lower()) for axis, kind in attr.partial_status.items()))
+    return Placement(tuple(attr.dims_mapping), partial)
+
+
+def _tensor_attrs(attr: Any) -> list[Any]:
+    """The distributed attributes of an operand or a result, one per tensor it holds; empty for an absent one."""
+    array = attr.as_array_attr() if attr else None
+    if array is not None:
+        return [array[i].as_tensor_dist_attr() for i in range(len(array))]
+    tensor = attr.as_tensor_dist_attr() if attr else None
+    return [] if tensor is None else [tensor]
+
+
+def _is_unread_zero(op: Any) -> bool:
+    """A zero gradient that the gradient op turned out not to read; Paddle removes it from the program."""
+    return op.name() == "pd_op.full_like" and op.result(0).use_empty()
+
+
+def _elements(value: Any) -> list[Any]:
+    if value is None or not value.initialized():
+        return [value]
+    if value.is_combine() and value.get_defining_op().name() == "builtin.combine":
+        return list(value.get_defining_op().operands_source())
+    return [value]
+
+
+def _results(result: Any) -> list[Any]:
+    """The tensors of a result: those of the container that splits it, where it is a list."""
+    if result.initialized() and result.is_combine():
+        users = result.all_used_ops()
+        return list(users[0].results()) if users else []
+    return [result]
+
+
+def _group(values: Sequence[Any], op: Any) -> list[list[Any]]:
+    """Groups a flat list of result values by the results of the op."""
+    remaining = iter(values)
+    return [[next(remaining) for _ in _results(r)] for r in op.results()]
+
+
+def _dtype(name: str) -> Any:
+    import paddle
+    from paddle.base import core
+
+    return core.DataType.UNDEFINED if name == "undefined" else getattr(paddle, name)

@@ -1,0 +1,317 @@
+"""Completion: from the placements of parameters and inputs to those of every tensor, forward and backward.
+
+The graph is walked once forward and once backward, segment by segment. What each op does with the placements that arrive is
+Paddle's answer (``oracle``); nothing is inferred here. A segment whose inputs lie as those of an equal segment did before is
+not walked again: it shares the other's work, so time grows with distinct segments, not with layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+from paddle_rbt_plugin.completion.collectives import collectives_between
+from paddle_rbt_plugin.completion.oracle import Built, Operand, Oracle, Question, Use
+from paddle_rbt_plugin.completion.placement import Placement
+from paddle_rbt_plugin.completion.work import Collective, Completion, Kernel, Phase, SegmentWork, Value
+from paddle_rbt_plugin.graph import Graph, Op
+from paddle_rbt_plugin.layers.layers import Layers, Segment
+
+BatchDims = Mapping[int, int]
+
+
+def complete(
+    graph: Graph,
+    layers: Layers,
+    oracle: Oracle,
+    leaves: Mapping[int, Placement],
+    batch: int,
+    batch_dims: BatchDims | None = None,
+    train: bool = True,
+) -> Completion:
+    """Completes a graph on the oracle's mesh.
+
+    ``leaves`` places parameters and data by tensor position; one that is missing is replicated. ``batch_dims`` says which
+    dimension of a tensor grows with the batch, see ``find_batch_dims``. Without ``train`` there is no backward pass.
+    Raises UnsupportedProgram for an op that Paddle cannot build.
+    """
+    return _Completer(graph, layers, oracle, leaves, batch_dims or {}, train).run(batch)
+
+
+def find_batch_dims(graph: Graph, layers: Layers, batch: int) -> dict[int, int]:
+    """The dimension of each tensor that is a multiple of the batch.
+
+    Found by completing the graph on a data-parallel mesh: what data parallelism shards grows with the batch. Where Paddle
+    gives the sharding up on the way, a first dimension of exactly the batch size counts."""
+    factor = next((p for p in range(2, batch + 1) if batch % p == 0), 1)
+    mesh = ProcessMesh(("dp",), (factor,), tuple(range(factor)))
+    leaves = {t.index: data_parallel(t.shape, batch) for t in graph.data}
+    placements = complete(graph, layers, Oracle(mesh), leaves, batch, train=False).placements
+    found = {}
+    for t in graph.tensors:
+        if t.kind != "param" and 0 in placements[t.index].dims_mapping:
+            found[t.index] = placements[t.index].dims_mapping.index(0)
+        elif t.kind == "var" and t.shape[:1] == (batch,):
+            found[t.index] = 0
+    return found
+
+
+def data_parallel(shape: Sequence[int], batch: int, axis: int = 0) -> Placement:
+    """Shards the first dimension along mesh axis ``axis`` where it is the batch; replicates anything else."""
+    if not shape or shape[0] != batch:
+        return Placement.replicated(len(shape))
+    return Placement((axis, *(-1,) * (len(shape) - 1)))
+
+
+@dataclass(frozen=True)
+class _Forward:
+    results: tuple[Placement, ...]
+    kernels: tuple[Kernel, ...]
+
+
+@dataclass(frozen=True)
+class _Backward:
+    kernels: tuple[Kernel, ...]
+    gradients: tuple[tuple[int, tuple[Placement, ...]], ...]
+    """Per external tensor of the segment (by its place), the gradients it receives."""
+    syncs: tuple[Collective, ...]
+    saved: tuple[Value, ...]
+
+
+class _Completer:
+    def __init__(
+        self, graph: Graph, layers: Layers, oracle: Oracle, leaves: Mapping[int, Placement], batch_dims: BatchDims, train: bool
+    ):
+        self.graph = graph
+        self.layers = layers
+        self.oracle = oracle
+        self.mesh: ProcessMesh = oracle.mesh
+        self.batch_dims = batch_dims
+        self.train = train
+        self.placements: dict[int, Placement] = {
+            t.index: leaves.get(t.index, Placement.replicated(t.ndim)) for t in graph.tensors if t.kind != "var"
+        }
+        self.gradients: dict[int, list[Placement]] = {}
+        self.externals = [self._externals(s) for s in layers.segments]
+        self.owned = self._owned_params()
+
+    def run(self, batch: int) -> Completion:
+        segments = self.layers.segments
+        forward_memo: dict[tuple, _Forward] = {}
+        keys = []
+        for segment, externals in zip(segments, self.externals, strict=True):
+            key = (segment.kind, tuple(self.placements[t] for t in externals))
+            if key not in forward_memo:
+                forward_memo[key] = self._forward(segment)
+            else:
+                results = (t for op in segment.ops for t in self.graph.ops[op].results)
+                self.placements.update(zip(results, forward_memo[key].results, strict=True))
+            keys.append(key)
+        backward = self._backward_pass(keys) if self.train else [_Backward((), (), (), ())] * len(segments)
+        shared: dict[tuple, SegmentWork] = {}
+        work = []
+        for i, segment in enumerate(segments):
+            key = (keys[i], id(backward[i]))
+            if key not in shared:
+                shared[key] = self._work(i, segment, forward_memo[keys[i]], backward[i])
+            work.append(shared[key])
+        return Completion(self.mesh, batch, self.layers, tuple(work), self.placements)
+
+    # Structure of segments
+
+    def _externals(self, segment: Segment) -> tuple[int, ...]:
+        """Tensors that a segment reads and does not write, in the order of first use."""
+        written = {t for op in segment.ops for t in self.graph.ops[op].results}
+        read = (t for op in segment.ops for t in self.graph.ops[op].operands)
+        return tuple(dict.fromkeys(t for t in read if t not in written))
+
+    def _owned_params(self) -> list[tuple[int, ...]]:
+        """Per segment, the parameters that it is the first to read."""
+        seen: set[int] = set()
+        owned = []
+        for externals in self.externals:
+            new = [t for t in externals if self.graph.tensors[t].kind == "param" and t not in seen]
+            seen.update(new)
+            owned.append(tuple(new))
+        return owned
+
+    def _value(self, tensor: int, placement: Placement | None = None) -> Value:
+        t = self.graph.tensors[tensor]
+        return Value(t.name, t.shape, t.dtype, placement or self.placements[tensor], self.batch_dims.get(tensor), t.kind)
+
+    def _gradient(self, tensor: int, placement: Placement) -> Value:
+        value = self._value(tensor, placement)
+        return replace(value, name=f"{value.name}@GRAD", kind="var")
+
+    def _changes(self, value: Value, target: Placement, phase: Phase) -> tuple[Collective, ...]:
+        return collectives_between(value, target, self.mesh, phase)
+
+    # Forward
+
+    def _question(self, op: Op, gradients: tuple[Placement | None, ...] | None = None) -> Question:
+        tensors = self.graph.tensors
+        slots = tuple(
+            (
+                slot,
+                tuple(
+                    Operand(tensors[t].shape, tensors[t].dtype, self.placements[t], tensors[t].stop_gradient) for t in operands
+                ),
+            )
+            for slot, operands in op.inputs.items()
+        )
+        return Question(op.type, tuple(op.attrs.items()), slots, gradients)
+
+    def _forward(self, segment: Segment) -> _Forward:
+        kernels = [self._forward_op(self.graph.ops[i]) for i in segment.ops]
+        results = tuple(self.placements[t] for i in segment.ops for t in self.graph.ops[i].results)
+        return _Forward(results, tuple(kernels))
+
+    def _forward_op(self, op: Op) -> Kernel:
+        if not op.operands:  # a constant lies whole on every rank
+            for t in op.results:
+                self.placements[t] = Placement.replicated(self.graph.tensors[t].ndim)
+            return Kernel(op.type, "forward", (), tuple(self._value(t) for t in op.results), attrs=op.attrs)
+        built = self.oracle.forward(self._question(op))
+        for t, product in zip(op.results, built.products, strict=True):
+            self.placements[t] = product.kept
+        inputs, collectives = [], []
+        for use in built.uses:
+            value = self._value(op.operands[use.source.index])
+            collectives += self._changes(value, use.need, "forward")
+            inputs.append(replace(value, placement=use.need))
+        outputs = []
+        for t, product in zip(op.results, built.products, strict=True):
+            outputs.append(self._value(t, product.made))
+            collectives += self._changes(outputs[-1], product.kept, "forward")
+        return Kernel(op.type, "forward", tuple(inputs), tuple(outputs), tuple(collectives), op.attrs)
+
+    # Backward
+
+    def _backward_pass(self, keys: Sequence[tuple]) -> list[_Backward]:
+        if self.graph.loss is not None:
+            self.gradients[self.graph.loss] = [Placement.replicated(self.graph.tensors[self.graph.loss].ndim)]
+        memo: dict[tuple, _Backward] = {}
+        done: list[_Backward] = []
+        for i in reversed(range(len(keys))):
+            segment, externals = self.layers.segments[i], self.externals[i]
+            results = [t for op in segment.ops for t in self.graph.ops[op].results]
+            arriving = tuple(tuple(self.gradients.get(t, ())) for t in (*results, *self.owned[i]))
+            key = (keys[i], arriving)
+            if key not in memo:
+                memo[key] = self._backward(i, segment, externals)
+            for place, placements in memo[key].gradients:
+                self.gradients.setdefault(externals[place], []).extend(placements)
+            done.append(memo[key])
+        return done[::-1]
+
+    def _backward(self, index: int, segment: Segment, externals: tuple[int, ...]) -> _Backward:
+        gradients = {t: list(g) for t, g in self.gradients.items()}
+        before = {t: len(gradients.get(t, ())) for t in externals}
+        kernels: list[Kernel] = []
+        saved: dict[int, Value] = {}
+        for i in reversed(segment.ops):
+            kernels += self._backward_op(self.graph.ops[i], gradients, saved)
+        received = tuple(
+            (place, tuple(gradients[t][before[t] :]))
+            for place, t in enumerate(externals)
+            if len(gradients.get(t, ())) > before[t]
+        )
+        syncs: list[Collective] = []
+        for t in self.owned[index]:
+            if gradients.get(t):
+                total, summed = self._summed(t, gradients[t])
+                kernels += summed
+                syncs += self._changes(self._gradient(t, total), self.placements[t], "optimizer")
+        return _Backward(tuple(kernels), received, tuple(syncs), tuple(saved.values()))
+
+    def _backward_op(self, op: Op, gradients: dict[int, list[Placement]], saved: dict[int, Value]) -> list[Kernel]:
+        tensors = self.graph.tensors
+        if all(tensors[t].stop_gradient for t in op.operands) or not any(gradients.get(t) for t in op.results):
+            return []
+        kernels: list[Kernel] = []
+        arriving: list[Placement | None] = []
+        for t in op.results:
+            total: Placement | None = None
+            if gradients.get(t):
+                total, summed = self._summed(t, gradients[t])
+                kernels += summed
+            arriving.append(total)
+        for built in self.oracle.backward(self._question(op, tuple(arriving))):
+            kernels.append(self._backward_kernel(op, built))
+            for product in built.products:
+                if product.gradient_of is not None:
+                    gradients.setdefault(op.operands[product.gradient_of], []).append(product.kept)
+            for use in built.uses:
+                t = self._forward_tensor(op, use)
+                if t is not None and use.reads and tensors[t].kind != "param":
+                    saved.setdefault(t, self._value(t))
+        return kernels
+
+    def _summed(self, tensor: int, placements: Sequence[Placement]) -> tuple[Placement, list[Kernel]]:
+        """The gradient of a tensor that several ops read is the sum of what they send."""
+        if len(placements) == 1:
+            return placements[0], []
+        t = self.graph.tensors[tensor]
+        operands = tuple(Operand(t.shape, t.dtype, p, False) for p in placements)
+        built = self.oracle.forward(Question("add_n", (), (("inputs", operands),)))
+        values = [self._gradient(tensor, p) for p in placements]
+        collectives = [
+            c for v, use in zip(values, built.uses, strict=True) for c in self._changes(v, use.need, "backward")
+        ]
+        total = built.products[0].kept
+        inputs = tuple(replace(v, placement=use.need) for v, use in zip(values, built.uses, strict=True))
+        return total, [Kernel("add_n", "backward", inputs, (self._gradient(tensor, total),), tuple(collectives))]
+
+    def _backward_kernel(self, op: Op, built: Built) -> Kernel:
+        inputs, outputs = [], []
+        collectives: list[Collective] = []
+        for use in built.uses:
+            value = self._used_value(op, use)
+            collectives += self._changes(value, use.need, "backward")
+            inputs.append(replace(value, placement=use.need))
+        for product in built.products:
+            if product.gradient_of is not None:
+                made = self._gradient(op.operands[product.gradient_of], product.made)
+            else:
+                made = self._like(op, f"{op.name}.{built.type}", product.shape, product.dtype, product.made)
+            outputs.append(made)
+            collectives += self._changes(made, product.kept, "backward")
+        return Kernel(built.type, "backward", tuple(inputs), tuple(outputs), tuple(collectives), built.attrs)
+
+    @staticmethod
+    def _forward_tensor(op: Op, use: Use) -> int | None:
+        """The forward tensor that a gradient op reads; None where it reads a gradient or a local value."""
+        if use.source.kind == "input":
+            return op.operands[use.source.index]
+        return op.results[use.source.index] if use.source.kind == "output" else None
+
+    def _used_value(self, op: Op, use: Use) -> Value:
+        tensor = self._forward_tensor(op, use)
+        if tensor is not None:
+            return self._value(tensor)
+        if use.source.kind == "gradient":
+            return self._gradient(op.results[use.source.index], use.have)
+        return self._like(op, f"{op.name}.local", use.shape, use.dtype, use.have)
+
+    def _like(self, op: Op, name: str, shape: tuple[int, ...], dtype: str, placement: Placement) -> Value:
+        """A value that only the backward pass knows; it grows with the batch as the op's tensor of the same shape does."""
+        alike: Iterable[int] = (t for t in (*op.results, *op.operands) if self.graph.tensors[t].shape == shape)
+        twin = next(iter(alike), None)
+        return Value(name, shape, dtype, placement, None if twin is None else self.batch_dims.get(twin))
+
+    # Result
+
+    def _work(self, index: int, segment: Segment, forward: _Forward, backward: _Backward) -> SegmentWork:
+        externals = self.externals[index]
+        own = set(segment.ops)
+        results = (t for op in segment.ops for t in self.graph.ops[op].results)
+        return SegmentWork(
+            forward=forward.kernels,
+            backward=backward.kernels,
+            params=tuple(self._value(t) for t in self.owned[index]),
+            gradient_syncs=backward.syncs,
+            saved=backward.saved,
+            inputs=tuple(self._value(t) for t in externals if self.graph.tensors[t].kind != "param"),
+            outputs=tuple(self._value(t) for t in results if any(c.index not in own for c in self.graph.consumers(t))),
+        )

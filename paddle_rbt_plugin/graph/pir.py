@@ -1,0 +1,193 @@
+"""Reads a PIR program into a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paddle_rbt_plugin.errors import UnsupportedProgram
+from paddle_rbt_plugin.graph.api import signature
+from paddle_rbt_plugin.graph.graph import Graph, Op, Tensor, TensorKind
+
+# Containers of the IR: they carry lists of values and compute nothing.
+CONTAINER_OPS = ("builtin.combine", "builtin.split")
+# Where values leave the program.
+SINK_OPS = ("builtin.shadow_output", "builtin.set_parameter")
+CONSTANT_OPS = ("pd_op.full_int_array", "pd_op.full")
+_CONTROL_FLOW = ("pd_op.if", "pd_op.while", "pd_op.pylayer", "cf.")
+# Attributes that say nothing about what an op computes.
+_BOOKKEEPING = frozenset({"stop_gradient", "op_callstack", "struct_name", "op_role", "chunk_id", "place", "is_persistable", "op_dist_attr"})
+_FORWARD_ROLES = (-1, 0, 256)  # unset, OpRole.Forward, OpRole.Forward | OpRole.Loss
+
+
+def dtype_name(dtype: Any) -> str:
+    """``"float32"`` for ``paddle.float32`` and ``DataType.FLOAT32``."""
+    return str(dtype).rsplit(".", 1)[-1].lower()
+
+
+def plain_attrs(op: Any) -> dict[str, Any]:
+    """The attributes of a PIR op as plain, comparable values; bookkeeping left out."""
+    return {k: _plain(v) for k, v in op.attrs().items() if k not in _BOOKKEEPING}
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return tuple(_plain(v) for v in value)
+    return dtype_name(value)
+
+
+def read_program(program: Any, loss: Any = None, structured_names: Mapping[str, str] | None = None) -> Graph:
+    """Graph of a serial forward program.
+
+    ``loss`` is the value to minimise; without it, the program's only floating-point scalar that nothing else reads.
+    ``structured_names`` maps parameter names to their paths in ``named_parameters()``.
+
+    Raises UnsupportedProgram for an empty program, one that is not a forward program, one without a loss, and for dynamic
+    shapes and control flow.
+    """
+    return _Reader(program, structured_names or {}).read(loss)
+
+
+class _Reader:
+    def __init__(self, program: Any, structured_names: Mapping[str, str]):
+        self.ops_in = list(program.global_block().ops)
+        self.structured_names = structured_names
+        self.tensors: list[Tensor] = []
+        self.ops: list[Op] = []
+        self.index_of: dict[int, int] = {}  # id of a PIR value -> tensor
+        self.counts: dict[str, int] = {}
+        self.params: dict[int, Any] = {}  # id of a PIR value -> builtin.parameter; read at first use
+
+    def read(self, loss: Any) -> Graph:
+        self._check()
+        for source, op in enumerate(self.ops_in):
+            name = op.name()
+            if name == "builtin.parameter":
+                self.params[op.result(0).id] = op
+            elif name == "pd_op.data":
+                self._tensor(op.result(0), op.attrs()["name"], "data")
+            elif name in CONTAINER_OPS or name in SINK_OPS or (name in CONSTANT_OPS and self._is_folded(op)):
+                continue
+            else:
+                self._op(source, op)
+        for value_id, op in self.params.items():  # parameters that nothing reads are still held in memory
+            if value_id not in self.index_of:
+                self._parameter(op)
+        return Graph(tuple(self.tensors), tuple(self.ops), self._loss(loss))
+
+    def _check(self) -> None:
+        compute = [op for op in self.ops_in if not op.name().startswith("builtin.") and op.name() != "pd_op.data"]
+        if not compute:
+            raise UnsupportedProgram("the program is empty: it holds no operation to plan; build the model's forward pass in it first")
+        for op in compute:
+            name = op.name()
+            if name.endswith(("_grad", "_grad_")) or op.op_role not in _FORWARD_ROLES:
+                raise UnsupportedProgram(
+                    f"the program is not a forward program: it holds {name}; give the program as it is before "
+                    "append_backward and optimizer.minimize"
+                )
+            if name.startswith(_CONTROL_FLOW):
+                raise UnsupportedProgram(
+                    f"the program holds control flow ({name}), which a static plan cannot shard; trace the model "
+                    "with branches and loops that do not depend on tensor values"
+                )
+            if name.startswith("dist_op.") or (op.dist_attr is not None):
+                raise UnsupportedProgram(f"the program is already distributed ({name} has placements); give the serial program")
+
+    def _is_folded(self, constant: Any) -> bool:
+        """True when every use of the constant is an attribute of its user."""
+        value = constant.result(0)
+        return all(
+            argument is not None and argument == "constant" for user in value.all_used_ops() for argument in _uses(user, value)
+        )
+
+    def _tensor(self, value: Any, name: str, kind: TensorKind) -> int:
+        shape = tuple(int(n) for n in value.shape)
+        if any(n < 0 for n in shape):
+            raise UnsupportedProgram(
+                f"tensor {name!r} has the dynamic shape {list(shape)}; give every dimension of the input_spec a size, "
+                "the batch dimension included"
+            )
+        index = len(self.tensors)
+        self.tensors.append(
+            Tensor(
+                index,
+                name,
+                shape,
+                dtype_name(value.dtype),
+                kind,
+                stop_gradient=bool(value.stop_gradient),
+                structured_name=self.structured_names.get(name, "") if kind == "param" else "",
+            )
+        )
+        self.index_of[value.id] = index
+        return index
+
+    def _parameter(self, op: Any) -> int:
+        return self._tensor(op.result(0), op.attrs()["parameter_name"], "param")
+
+    def _operand(self, value: Any) -> int:
+        if value.id not in self.index_of:
+            self._parameter(self.params[value.id])
+        return self.index_of[value.id]
+
+    def _op(self, source: int, op: Any) -> None:
+        type_ = op.name().split(".", 1)[1].removesuffix("_")
+        number = self.counts.get(type_, 0)
+        self.counts[type_] = number + 1
+        name = f"{type_}_{number}"
+        attrs = plain_attrs(op)
+        inputs: dict[str, tuple[int, ...]] = {}
+        kinds = {a.name: a.kind for a in signature(op.name().split(".", 1)[1]) or ()}
+        for slot, value in zip(op.get_input_names(), op.operands_source(), strict=True):
+            if value is None or not value.initialized():
+                inputs[slot] = ()
+            elif kinds.get(slot) == "constant" and value.get_defining_op().name() in CONSTANT_OPS:
+                attrs[slot] = _plain(value.get_defining_op().attrs()["value"])
+            elif value.is_combine() and value.get_defining_op().name() == "builtin.combine":
+                inputs[slot] = tuple(self._operand(v) for v in value.get_defining_op().operands_source())
+            else:
+                inputs[slot] = (self._operand(value),)
+        outputs = {slot: self._results(name, slot, value) for slot, value in zip(op.get_output_names(), op.results(), strict=True)}
+        scope = op.attrs().get("struct_name", "") if op.has_attr("struct_name") else ""
+        self.ops.append(Op(len(self.ops), name, type_, inputs, outputs, attrs, scope, source))
+
+    def _results(self, op: str, slot: str, value: Any) -> tuple[int, ...]:
+        if not value.initialized():
+            return ()
+        if value.is_combine():
+            parts = value.all_used_ops()[0].results() if value.all_used_ops() else []
+            return tuple(self._tensor(part, f"{op}.{slot}{i}", "var") for i, part in enumerate(parts))
+        return (self._tensor(value, f"{op}.{slot}", "var"),)
+
+    def _loss(self, loss: Any) -> int | None:
+        if loss is not None:
+            if loss.id not in self.index_of:
+                raise UnsupportedProgram("the loss given is not a value of the program")
+            return self.index_of[loss.id]
+        read = {t for op in self.ops for t in op.operands}
+        written = {t for op in self.ops for t in op.results}
+        scalars = [
+            t for t in self.tensors if t.index in written - read and t.numel == 1 and t.dtype.startswith(("float", "bfloat"))
+        ]
+        if len(scalars) != 1:
+            found = ", ".join(t.name for t in scalars) or "none"
+            raise UnsupportedProgram(
+                f"the program has no single loss (floating-point scalars that nothing reads: {found}); the forward pass must "
+                "end in one scalar loss, or the loss must be named"
+            )
+        return scalars[0].index
+
+
+def _uses(user: Any, value: Any) -> list[str | None]:
+    """How ``user`` takes ``value``: the kind of each argument it stands for; None for a container."""
+    if user.name().startswith("builtin."):
+        return [None]
+    arguments = {a.name: a.kind for a in signature(user.name().split(".", 1)[1]) or ()}
+    return [
+        arguments.get(slot, "tensor")
+        for slot, operand in zip(user.get_input_names(), user.operands_source(), strict=True)
+        if operand.initialized() and operand.is_same(value)
+    ]
