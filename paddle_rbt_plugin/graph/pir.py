@@ -145,7 +145,7 @@ class _Reader:
             if value is None or not value.initialized():
                 inputs[slot] = ()
             elif kinds.get(slot) == "constant" and value.get_defining_op().name() in CONSTANT_OPS:
-                attrs[slot] = _plain(value.get_defining_op().attrs()["value"])
+                attrs[slot] = _constant(value.get_defining_op())
             elif value.is_combine() and value.get_defining_op().name() == "builtin.combine":
                 inputs[slot] = tuple(self._operand(v) for v in value.get_defining_op().operands_source())
             else:
@@ -179,6 +179,12 @@ class _Reader:
                 "end in one scalar loss, or the loss must be named"
             )
         return scalars[0].index
+
+
+def _constant(op: Any) -> Any:
+    """The value of a constant op; ``full`` keeps its value as a float whatever its dtype."""
+    value = _plain(op.attrs()["value"])
+    return int(value) if isinstance(value, float) and "int" in dtype_name(op.attrs()["dtype"]) else value
 
 
 def _uses(user: Any, value: Any) -> list[str | None]:

@@ -1,0 +1,88 @@
+"""Annotates a serial PIR program: every op is built again on distributed inputs.
+
+Paddle infers placements when an op is built, never afterwards. So the leaves (parameters and data) of the program are given
+distributed types, and each forward op is rebuilt in order through ``paddle._C_ops``, which runs Paddle's own inference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import paddle
+
+from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+from paddle_rbt_plugin.completion.oracle import call_op, producer_of, set_placement
+from paddle_rbt_plugin.completion.placement import Placement
+from paddle_rbt_plugin.errors import UnsupportedProgram
+from paddle_rbt_plugin.graph.pir import CONTAINER_OPS, SINK_OPS, plain_attrs
+
+_LEAVES = {"builtin.parameter": "parameter_name", "pd_op.data": "name"}
+
+
+def paddle_mesh(mesh: ProcessMesh) -> Any:
+    """The mesh as Paddle's own class."""
+    import numpy as np
+
+    return paddle.distributed.ProcessMesh(np.array(mesh.ranks).reshape(mesh.shape), dim_names=list(mesh.axes))
+
+
+def annotate(program: Any, mesh: ProcessMesh, placements: Mapping[str, Placement]) -> None:
+    """Rebuilds ``program`` in place on ``mesh``; ``placements`` holds every parameter and every data tensor by name.
+
+    Raises UnsupportedProgram for a leaf without a placement and for an op that cannot be rebuilt."""
+    target = paddle_mesh(mesh)
+    pir = paddle.base.libpaddle.pir
+    was_dynamic = paddle.in_dynamic_mode()
+    paddle.enable_static()
+    try:
+        with paddle.static.program_guard(program):
+            # Names first: the container that splits a list result goes with its op, and must not be touched afterwards.
+            for name, op in [(op.name(), op) for op in program.global_block().ops]:
+                if name in _LEAVES:
+                    leaf = op.attrs()[_LEAVES[name]]
+                    if leaf not in placements:
+                        raise UnsupportedProgram(f"the plan does not place {leaf!r}, which the program reads")
+                    set_placement(op.result(0), target, placements[leaf])
+                elif name not in CONTAINER_OPS and name not in SINK_OPS:
+                    pir.set_insertion_point(op)
+                    _rebuild(op)
+    finally:
+        if was_dynamic:
+            paddle.disable_static()
+
+
+def _rebuild(op: Any) -> None:
+    name = op.name().split(".", 1)[1]
+    inputs: dict[str, list[Any]] = {}
+    for slot, value in zip(op.get_input_names(), op.operands_source(), strict=True):
+        if value is None or not value.initialized():
+            inputs[slot] = []
+        elif value.is_combine() and value.get_defining_op().name() == "builtin.combine":
+            inputs[slot] = list(value.get_defining_op().operands_source())
+        else:
+            inputs[slot] = [value]
+    new = producer_of(call_op(name, plain_attrs(op).items(), inputs)[0])
+    if op.has_attr("struct_name"):
+        new.set_str_attr("struct_name", op.attrs()["struct_name"])
+    new.op_role = op.op_role
+    for old_result, new_result in zip(_results(op), _results(new), strict=True):
+        new_result.stop_gradient = old_result.stop_gradient
+        new_result.persistable = old_result.persistable
+        old_result.replace_all_uses_with(new_result)
+    old_inputs = [v for v in op.operands_source() if v is not None and v.initialized() and v.is_combine()]
+    for split in [user for r in op.results() if r.initialized() and r.is_combine() for user in r.all_used_ops()]:
+        split.erase()
+    op.erase()
+    for value in old_inputs:
+        if value.use_empty():
+            value.get_defining_op().erase()
+
+
+def _results(op: Any) -> list[Any]:
+    """The op's tensors: those of the container that splits a list result."""
+    values = []
+    for r in op.results():
+        users = r.all_used_ops() if r.initialized() and r.is_combine() else []
+        values += list(users[0].results()) if users else [r]
+    return values
