@@ -1,1 +1,1 @@
-"""The built-in patterns. Each module is a plugin found through its entry point, and uses nothing that a third-party package could not use."""
+"""The built-in patterns. Each module is a plugin like any other, found through its entry point alone."""

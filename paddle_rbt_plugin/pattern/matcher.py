@@ -1,0 +1,240 @@
+"""Finds every occurrence of a pattern graph in a program's graph, by backtracking.
+
+An occurrence maps each op of the pattern to an op of the graph of one of its types, whose attributes the pattern accepts,
+and each tensor to a tensor, so that operands and outputs correspond slot by slot (in either order for the first two
+operands of a commutative op), and so that a chain's target can be reached from its source. Ops are mapped injectively;
+tensors too, except that tensors which a chain joins may coincide.
+
+The search starts at the pattern's rarest op type and always goes on where the fewest candidates are left, so its work
+grows with the number of anchors, not with their product with the rest of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from paddle_rbt_plugin.graph.graph import Graph, Op
+from paddle_rbt_plugin.pattern.builder import ChainNode, OpNode, PatternGraph
+
+COMMUTATIVE = frozenset(
+    {"add", "multiply", "maximum", "minimum", "fmax", "fmin", "equal", "not_equal",
+     "logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor"}
+)  # fmt: skip
+"""Canonical ops whose first two operands may be exchanged."""
+
+
+class SearchBudgetExceeded(Exception):
+    """The search took more steps than it was allowed."""
+
+
+@dataclass
+class Budget:
+    """How many candidates a search may still try."""
+
+    steps: int
+
+    def spend(self) -> None:
+        self.steps -= 1
+        if self.steps < 0:
+            raise SearchBudgetExceeded
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """An occurrence of one variant: graph positions, in the order of the variant's tensors and ops."""
+
+    tensors: tuple[int, ...]
+    ops: tuple[int, ...]
+
+
+class GraphIndex:
+    """A graph with what the search looks up again and again."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self._reach: dict[tuple[frozenset[str], int, int, bool], dict[int, int]] = {}
+
+    @cached_property
+    def by_type(self) -> dict[str, list[Op]]:
+        ops: dict[str, list[Op]] = {}
+        for op in self.graph.ops:
+            ops.setdefault(op.type, []).append(op)
+        return ops
+
+    def of_types(self, types: frozenset[str]) -> list[Op]:
+        """Ops of the given types in program order."""
+        return sorted((op for t in types for op in self.by_type.get(t, ())), key=lambda op: op.index)
+
+    def count(self, types: frozenset[str]) -> int:
+        return sum(len(self.by_type.get(t, ())) for t in types)
+
+    def reach(self, chain: ChainNode, tensor: int, forward: bool) -> dict[int, int]:
+        """Tensors that the chain reaches from ``tensor``, nearest first, each with the number of ops in between."""
+        key = (chain.types, chain.at_most, tensor, forward)
+        if key not in self._reach:
+            distance = {tensor: 0}
+            frontier = [tensor]
+            for step in range(1, chain.at_most + 1):
+                found = {t for near in frontier for t in self._neighbours(near, chain.types, forward)} - distance.keys()
+                frontier = sorted(found)
+                distance.update(dict.fromkeys(frontier, step))
+            self._reach[key] = distance
+        return self._reach[key]
+
+    def between(self, chain: ChainNode, source: int, target: int) -> set[int]:
+        """The ops on every way from ``source`` to ``target`` that the chain allows."""
+        ahead, behind = self.reach(chain, source, True), self.reach(chain, target, False)
+        return {
+            op.index
+            for after, rest in behind.items()
+            if (op := self.graph.producer(after)) is not None and op.type in chain.types
+            if any(before in ahead and ahead[before] + 1 + rest <= chain.at_most for before in op.operands)
+        }
+
+    def _neighbours(self, tensor: int, types: frozenset[str], forward: bool) -> tuple[int, ...]:
+        if forward:
+            return tuple(t for op in self.graph.consumers(tensor) if op.type in types for t in op.results)
+        op = self.graph.producer(tensor)
+        return op.operands if op is not None and op.type in types else ()
+
+
+def occurrences(pattern: PatternGraph, index: GraphIndex, budget: Budget) -> Iterator[Assignment]:
+    """Every occurrence of ``pattern``, in an order that depends on the graph alone. Raises SearchBudgetExceeded."""
+    if all(index.count(op.types) for op in pattern.ops):
+        yield from _Search(pattern, index, budget).run()
+
+
+class _Search:
+    """One search: what is mapped so far, and the order in which the rest will be."""
+
+    def __init__(self, pattern: PatternGraph, index: GraphIndex, budget: Budget):
+        self.pattern = pattern
+        self.index = index
+        self.graph = index.graph
+        self.budget = budget
+        self.steps = _order(pattern, index)
+        self.joined = _chain_components(pattern)
+        self.tensors: list[int | None] = [None] * len(pattern.tensors)
+        self.ops: list[int | None] = [None] * len(pattern.ops)
+        self.used_ops: set[int] = set()
+        self.holders: dict[int, list[int]] = {}  # graph tensor -> pattern tensors mapped to it
+        self.trail: list[int] = []  # pattern tensors in the order they were mapped
+
+    def run(self, depth: int = 0) -> Iterator[Assignment]:
+        if depth == len(self.steps):
+            yield Assignment(tuple(t for t in self.tensors if t is not None), tuple(op for op in self.ops if op is not None))
+            return
+        step = self.steps[depth]
+        if isinstance(step, ChainNode):
+            yield from self._follow(step, depth)
+        else:
+            yield from self._place(step, depth)
+
+    def _place(self, node: OpNode, depth: int) -> Iterator[Assignment]:
+        for op in self._candidates(node):
+            self.budget.spend()
+            if op.type not in node.types or op.index in self.used_ops or len(op.results) < len(node.outputs):
+                continue
+            if node.attrs is not None and not node.attrs(op.attrs):
+                continue
+            self.ops[node.index] = op.index
+            self.used_ops.add(op.index)
+            for operands in _operand_orders(op):
+                mark = len(self.trail)
+                if len(operands) >= len(node.operands) and self._bind_all(
+                    node.operands + node.outputs, operands[: len(node.operands)] + op.results[: len(node.outputs)]
+                ):
+                    yield from self.run(depth + 1)
+                self._unbind(mark)
+            self.used_ops.discard(op.index)
+            self.ops[node.index] = None
+
+    def _candidates(self, node: OpNode) -> list[Op] | tuple[Op, ...]:
+        """The shortest list of ops that what is mapped so far leaves for ``node``."""
+        for t in node.outputs:
+            bound = self.tensors[t]
+            if bound is not None:
+                producer = self.graph.producer(bound)
+                return () if producer is None else (producer,)
+        users = [self.graph.consumers(t) for t in (self.tensors[i] for i in node.operands) if t is not None]
+        return min(users, key=len) if users else self.index.of_types(node.types)
+
+    def _follow(self, chain: ChainNode, depth: int) -> Iterator[Assignment]:
+        forward = self.tensors[chain.source] is not None
+        here, there = (chain.source, chain.target) if forward else (chain.target, chain.source)
+        start = self.tensors[here]
+        assert start is not None, "the order of steps reaches a chain from a mapped tensor"
+        reached = self.index.reach(chain, start, forward)
+        end = self.tensors[there]
+        for tensor in reached if end is None else (end,) if end in reached else ():
+            self.budget.spend()
+            mark = len(self.trail)
+            if self._bind_all((there,), (tensor,)):
+                yield from self.run(depth + 1)
+            self._unbind(mark)
+
+    def _bind_all(self, nodes: tuple[int, ...], tensors: tuple[int, ...]) -> bool:
+        return all(self._bind(node, tensor) for node, tensor in zip(nodes, tensors, strict=True))
+
+    def _bind(self, node: int, tensor: int) -> bool:
+        if self.tensors[node] is not None:
+            return self.tensors[node] == tensor
+        holders = self.holders.setdefault(tensor, [])
+        if any(self.joined[holder] != self.joined[node] for holder in holders):
+            return False
+        if not self.pattern.tensors[node].accepts(self.graph.tensors[tensor]):
+            return False
+        self.tensors[node] = tensor
+        holders.append(node)
+        self.trail.append(node)
+        return True
+
+    def _unbind(self, mark: int) -> None:
+        while len(self.trail) > mark:
+            node = self.trail.pop()
+            tensor = self.tensors[node]
+            assert tensor is not None
+            self.holders[tensor].pop()
+            self.tensors[node] = None
+
+
+def _operand_orders(op: Op) -> tuple[tuple[int, ...], ...]:
+    operands = op.operands
+    if op.type in COMMUTATIVE and len(operands) >= 2 and operands[0] != operands[1]:
+        return operands, (operands[1], operands[0], *operands[2:])
+    return (operands,)
+
+
+def _order(pattern: PatternGraph, index: GraphIndex) -> list[OpNode | ChainNode]:
+    """The rarest op first; then always what is most tightly tied to the tensors mapped by then."""
+    rest: list[OpNode | ChainNode] = [*pattern.ops, *pattern.chains]
+    step: OpNode | ChainNode = min(pattern.ops, key=lambda op: (index.count(op.types), op.index))
+    known: set[int] = set()
+    order = []
+    while True:
+        order.append(step)
+        rest.remove(step)
+        known |= {step.source, step.target} if isinstance(step, ChainNode) else {*step.operands, *step.outputs}
+        if not rest:
+            return order
+        step = min(rest, key=lambda s: _looseness(s, known))
+
+
+def _looseness(step: OpNode | ChainNode, known: set[int]) -> int:
+    if isinstance(step, ChainNode):
+        ends = (step.source in known) + (step.target in known)
+        return (4, 3, 0)[ends]
+    if known.intersection(step.outputs):
+        return 1  # a tensor has one producer
+    return 2 if known.intersection(step.operands) else 4
+
+
+def _chain_components(pattern: PatternGraph) -> list[int]:
+    """Per tensor, a number that is equal for tensors which chains join."""
+    component = list(range(len(pattern.tensors)))
+    for chain in pattern.chains:
+        old, new = component[chain.target], component[chain.source]
+        component = [new if c == old else c for c in component]
+    return component
