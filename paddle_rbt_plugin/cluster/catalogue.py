@@ -58,7 +58,12 @@ def find_device(name: str) -> CatalogueEntry:
 
 
 def recognise(product: str) -> CatalogueEntry | None:
-    """The entry for a name that CUDA or Paddle gives a device (``NVIDIA A100-SXM4-80GB``); None when no entry fits."""
+    """The entry for a name that CUDA or Paddle gives a device (``NVIDIA A100-SXM4-80GB``); None when no entry fits.
+
+    A slice of a device (MIG) is another device and fits none.
+    """
+    if re.search(r"\bMIG\b", product):
+        return None
     for entry in catalogue().values():
         if re.search(entry.detect, product, re.IGNORECASE):
             return entry

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 from ..errors import ClusterError
 
@@ -19,18 +20,19 @@ MAX_COUNT = 1 << 20
 
 _PREFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-_BYTES: dict[str, float] = {f"{p}B": n for p, n in (_PREFIXES | _BINARY).items()}
-BYTES = _BYTES
+
+# Fractions, because 3.4 / 10**6 is the float 3.4e-6 and 3.4 * 1e-6 is not.
+BYTES = {f"{p}B": Fraction(n) for p, n in (_PREFIXES | _BINARY).items()}
 """Units of memory, in bytes."""
-BYTES_PER_SECOND: dict[str, float] = {
-    **{f"{unit}{per}": n for unit, n in _BYTES.items() for per in ("/s", "ps")},
-    **{f"{p}{bit}": n / 8 for p, n in _PREFIXES.items() for bit in ("b/s", "bit/s", "bps")},
+BYTES_PER_SECOND = {
+    **{f"{unit}{per}": n for unit, n in BYTES.items() for per in ("/s", "ps")},
+    **{f"{p}{bit}": Fraction(n, 8) for p, n in _PREFIXES.items() for bit in ("b/s", "bit/s", "bps")},
 }
 """Units of bandwidth, in bytes per second; a small ``b`` is a bit."""
-SECONDS: dict[str, float] = {"s": 1, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+SECONDS = {"s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10**6), "ns": Fraction(1, 10**9)}
 """Units of latency, in seconds."""
 
-_QUANTITY = re.compile(r"\s*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ/]*)\s*")
+_QUANTITY = re.compile(r"\s*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*")
 
 
 def suggest(word: str, known: Collection[str]) -> str:
@@ -57,11 +59,11 @@ class Fields:
         fields = cls({}, source, path)
         if not isinstance(value, Mapping):
             raise fields.error(
-                "", f"expected keys and values, not {_show(value)}" + (f"; {suggest('', known)}" if known else "")
+                "", f"expected keys and values, not {_show(value)}" + (f"; keys: {', '.join(known)}" if known else "")
             )
         for key in value:
             if not isinstance(key, str) or (known and key not in known):
-                raise fields.error("", f"unknown key {key!r}; {suggest(str(key), known)}")
+                raise fields.error("", f"unknown key {_show(key)}; {suggest(str(key), known)}")
         return cls(value, source, path)
 
     def error(self, key: str, message: str) -> ClusterError:
@@ -118,7 +120,7 @@ class Fields:
             raise self.error(key, f"must be above zero, got {_show(self.data[key])}")
         return number
 
-    def _number(self, key: str, units: Mapping[str, float], right: str) -> float:
+    def _number(self, key: str, units: Mapping[str, Fraction], right: str) -> float:
         value = self._get(key)
         number: float
         if isinstance(value, str):
@@ -126,9 +128,10 @@ class Fields:
             unit = parsed[2] if parsed else ""
             if not parsed or (unit and unit not in units):
                 raise self.error(key, f"{_show(value)} is not a quantity; write {right}")
-            number = float(parsed[1]) * units.get(unit, 1)
+            scale = units.get(unit, Fraction(1))
+            number = float(parsed[1]) * scale.numerator / scale.denominator
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            number = value if abs(value) < 1e300 else math.inf
+            number = float(value) if abs(value) < 1e300 else math.inf
         else:
             raise self.error(key, f"{_show(value)} is not a quantity; write {right}")
         if not math.isfinite(number):

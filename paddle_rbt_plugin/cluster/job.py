@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping
 from itertools import groupby
 
@@ -41,7 +40,7 @@ def check_job(cluster: Cluster, world_size: int) -> None:
 
 
 def _local_device() -> CatalogueEntry:
-    import paddle  # type: ignore[import-untyped, unused-ignore]  # only here: planning needs no Paddle to know its cluster
+    import paddle  # only here: planning needs no Paddle to know its cluster
 
     if not paddle.is_compiled_with_cuda() or paddle.device.cuda.device_count() == 0:
         return find_device("CPU")
@@ -62,7 +61,12 @@ def _machine_sizes(environ: Mapping[str, str]) -> list[int]:
     if endpoints:
         if world not in (None, len(endpoints)):
             raise ClusterError(f"PADDLE_TRAINERS_NUM is {world}, but PADDLE_TRAINER_ENDPOINTS names {len(endpoints)} processes")
-        return list(Counter(endpoint.rpartition(":")[0] for endpoint in endpoints).values())
+        runs = [(host, len(list(run))) for host, run in groupby(e.rpartition(":")[0] for e in endpoints)]
+        hosts = [host for host, _ in runs]
+        for host in hosts:
+            if hosts.count(host) > 1:
+                raise ClusterError(f"PADDLE_TRAINER_ENDPOINTS: the processes of host {host} are not consecutive")
+        return [size for _, size in runs]
     world = world or 1
     local = min(_number(environ, "PADDLE_LOCAL_SIZE") or world, world)
     if world % local:

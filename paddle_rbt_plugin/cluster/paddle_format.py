@@ -60,7 +60,12 @@ def read_paddle_machines(content: Mapping[str, Any], source: str) -> tuple[Machi
     machines = [Fields.of(m, source, f"machines[{i}]") for i, m in enumerate(content["machines"])]
     if not machines:
         raise ClusterError(f"{source}: machines: the list is empty")
-    homes = {device: i for i, machine in enumerate(machines) for device in _accelerators(machine)}
+    homes: dict[int, int] = {}
+    for i, machine in enumerate(machines):
+        for number in _accelerators(machine):
+            if number in homes:
+                raise machine.error("devices", f"global_id {number} stands twice; it numbers the devices of the whole cluster")
+            homes[number] = i
     groups: list[MachineGroup] = []
     for i, machine in enumerate(machines):
         group = _read_machine(i, machine, homes)
@@ -86,7 +91,10 @@ def _accelerators(machine: Fields) -> dict[int, Fields]:
     found: dict[int, Fields] = {}
     for kind, row in _devices(machine):
         if kind not in _NO_ACCELERATOR:
-            found[_identity(row, "global_id")] = row
+            number = _identity(row, "global_id")
+            if number in found:
+                raise machine.error("devices", f"global_id {number} stands twice; it numbers the devices of the whole cluster")
+            found[number] = row
     return found
 
 

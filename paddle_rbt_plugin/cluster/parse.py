@@ -80,13 +80,15 @@ def _parse_file(path: str) -> Cluster:
         raise ClusterError(f"{path!r}: no such file; give a file that exists or a short form such as {EXAMPLE}") from None
     except (OSError, ValueError) as error:
         raise ClusterError(f"{path!r}: cannot read the file: {error}") from error
-    if not text.strip():
-        raise ClusterError(f"{path}: the file is empty; write e.g. 'groups: [4x8:A100-80G]'")
+    kind = "JSON" if path.lower().endswith(".json") and text.strip() else "YAML"
     try:
-        content = _load_json(text) if path.lower().endswith(".json") else yaml.load(text, _StrictLoader)
+        # YAML does not take all JSON: it refuses tabs.
+        content = _load_json(text) if kind == "JSON" else yaml.load(text, _StrictLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        kind = "JSON" if path.lower().endswith(".json") else "YAML"
         raise ClusterError(f"{path}: not valid {kind}: {error}") from error
+    content = _unsplit(content)
+    if content is None:
+        raise ClusterError(f"{path}: the file is empty; write e.g. 'groups: [4x8:A100-80G]'")
     if isinstance(content, str):
         return Cluster(_parse_short_form(content, f"{path}: "))
     return _parse_content(content, path)
@@ -111,7 +113,7 @@ def _parse_content(content: object, source: str) -> Cluster:
             "groups", "expected a list of groups, each a short form or {machines, devices_per_machine, device, ...}"
         )
     groups: list[MachineGroup] = []
-    for i, item in enumerate(items):
+    for i, item in enumerate(map(_unsplit, items)):
         path = f"groups[{i}]"
         if isinstance(item, str):
             groups.extend(_parse_short_form(item, f"{source}: {path}: "))
@@ -138,6 +140,15 @@ def _parse_group(content: object, source: str, path: str) -> MachineGroup:
     return MachineGroup.from_dict(merged(usual, {**fields.data, "device": usual["device"]}), source, path)
 
 
+def _unsplit(content: object) -> object:
+    """The short form that YAML took for a mapping: unquoted, ``4x8: A100-80G`` is one key and its value."""
+    if isinstance(content, Mapping) and len(content) == 1:
+        ((key, value),) = content.items()
+        if isinstance(value, str) and _SHORT_FORM.fullmatch(f"{key}:{value}"):
+            return f"{key}:{value}"
+    return content
+
+
 def _no_repetition(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
@@ -153,11 +164,7 @@ def _load_json(text: str) -> object:
 class _StrictLoader(yaml.SafeLoader):
     """YAML's safe loader, which also refuses a key that stands twice: PyYAML would silently keep the last one."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge"]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands twice in one mapping", node.start_mark
-                )
-        return super().construct_mapping(node, deep)
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        _no_repetition([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+        return node
