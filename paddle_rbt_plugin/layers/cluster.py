@@ -85,7 +85,7 @@ class _Clustering:
         """The blocks of all layers, in order."""
         total = len(self.graph.ops)
         main = self.best_repeat(range(total))
-        if sum(map(len, main)) < MAIN_SHARE * total:
+        if not main or sum(map(len, main)) < MAIN_SHARE * total:
             return []
         enough = LAYER_SHARE * self.param_bytes(main[0])
         before = self.more_blocks(range(main[0].start), enough)
