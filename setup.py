@@ -19,7 +19,7 @@ PATTERNS = (
 # The CPU and the GPU wheel of Paddle exclude each other, so Paddle comes only through an extra.
 CPU = ["paddlepaddle>=3.3,<3.4"]
 GPU = ["paddlepaddle-gpu>=3.3,<3.4"]
-TEST = ["pytest>=8", "hypothesis>=6.100", "jsonschema>=4.20"]
+TEST = ["pytest>=8", "hypothesis>=6.100"]
 DEV = ["ruff>=0.6", "mypy>=1.11", "types-PyYAML"]
 DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]
 
@@ -34,7 +34,7 @@ setup(
     packages=[*find_packages(include=["paddle_rbt_plugin", "paddle_rbt_plugin.*"]), "paddle_rbt_patterns"],
     package_dir={"paddle_rbt_patterns": "patterns"},
     package_data={"paddle_rbt_plugin": ["py.typed", "cluster/*.yaml", "models/configs/*.yaml", "plan/*.json"]},
-    install_requires=["numpy>=1.24", "pluggy>=1.3", "click>=8.1", "rich>=13.7", "PyYAML>=6.0"],
+    install_requires=["numpy>=1.24", "pluggy>=1.3", "click>=8.1", "rich>=13.7", "PyYAML>=6.0", "jsonschema>=4.20"],
     extras_require={"cpu": CPU, "gpu": GPU, "test": TEST, "dev": TEST + DEV, "docs": DOCS},
     entry_points={
         "console_scripts": ["paddle-rbt = paddle_rbt_plugin.cli.main:main"],

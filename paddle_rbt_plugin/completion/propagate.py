@@ -24,19 +24,21 @@ BatchDims = Mapping[int, int]
 def complete(
     graph: Graph,
     layers: Layers,
-    oracle: Oracle,
+    mesh: ProcessMesh,
     leaves: Mapping[int, Placement],
     batch: int,
     batch_dims: BatchDims | None = None,
+    oracle: Oracle | None = None,
     train: bool = True,
 ) -> Completion:
-    """Completes a graph on the oracle's mesh.
+    """Completes a graph on a mesh.
 
     ``leaves`` places parameters and data by tensor position; one that is missing is replicated. ``batch_dims`` says which
-    dimension of a tensor grows with the batch, see ``find_batch_dims``. Without ``train`` there is no backward pass.
+    dimension of a tensor grows with the batch, see ``find_batch_dims``. ``oracle`` keeps answers from one call to the next;
+    its mesh has the same axes, and degrees that divide the same dimensions. Without ``train`` there is no backward pass.
     Raises UnsupportedProgram for an op that Paddle cannot build.
     """
-    return _Completer(graph, layers, oracle, leaves, batch_dims or {}, train).run(batch)
+    return _Completer(graph, layers, mesh, oracle or Oracle(mesh), leaves, batch_dims or {}, train).run(batch)
 
 
 def find_batch_dims(graph: Graph, layers: Layers, batch: int) -> dict[int, int]:
@@ -47,7 +49,7 @@ def find_batch_dims(graph: Graph, layers: Layers, batch: int) -> dict[int, int]:
     factor = next((p for p in range(2, batch + 1) if batch % p == 0), 1)
     mesh = ProcessMesh(("dp",), (factor,), tuple(range(factor)))
     leaves = {t.index: data_parallel(t.shape, batch) for t in graph.data}
-    placements = complete(graph, layers, Oracle(mesh), leaves, batch, train=False).placements
+    placements = complete(graph, layers, mesh, leaves, batch, train=False).placements
     found = {}
     for t in graph.tensors:
         if t.kind != "param" and 0 in placements[t.index].dims_mapping:
@@ -81,12 +83,19 @@ class _Backward:
 
 class _Completer:
     def __init__(
-        self, graph: Graph, layers: Layers, oracle: Oracle, leaves: Mapping[int, Placement], batch_dims: BatchDims, train: bool
+        self,
+        graph: Graph,
+        layers: Layers,
+        mesh: ProcessMesh,
+        oracle: Oracle,
+        leaves: Mapping[int, Placement],
+        batch_dims: BatchDims,
+        train: bool,
     ):
         self.graph = graph
         self.layers = layers
         self.oracle = oracle
-        self.mesh: ProcessMesh = oracle.mesh
+        self.mesh = mesh
         self.batch_dims = batch_dims
         self.train = train
         self.placements: dict[int, Placement] = {

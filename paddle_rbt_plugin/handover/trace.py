@@ -70,6 +70,23 @@ def trace_layer(
     return Trace(program, read_program(program, structured_names=structured))
 
 
+def with_batch(
+    input_spec: Sequence[Any], labels_spec: Sequence[Any], global_batch: int | None
+) -> tuple[list[Any], list[Any]]:
+    """The specs with their batch dimension, the first one of the first input, set to ``global_batch`` where it is given.
+
+    Raises TunerError for a batch dimension without a size when no global batch is given."""
+    specs = [_named(spec, f"input{i}") for i, spec in enumerate(input_spec)]
+    labels = [_named(spec, f"label{i}") for i, spec in enumerate(labels_spec)]
+    traced = specs[0].shape[0] if specs[0].shape else None
+    for spec in (*specs, *labels):
+        if spec.shape and spec.shape[0] in (traced, -1):
+            if global_batch is None and spec.shape[0] == -1:
+                raise TunerError(f"the batch dimension of input {spec.name!r} has no size; give global_batch=...")
+            spec.shape = (global_batch or spec.shape[0], *spec.shape[1:])
+    return specs, labels
+
+
 def _trace(layer: nn.Layer, specs: list[Any]) -> Any:
     function = layer.forward
     try:

@@ -1,1 +1,17 @@
+"""The search: analysis of a program, the space of candidates, and the levels that walk it."""
 
+from paddle_rbt_plugin.search.analysis import Analysis, analyse
+from paddle_rbt_plugin.search.o1 import Evaluated, SearchResult, search_o1
+from paddle_rbt_plugin.search.space import Rejected, SearchSpace, candidate_dict, candidates
+
+__all__ = [
+    "Analysis",
+    "Evaluated",
+    "Rejected",
+    "SearchResult",
+    "SearchSpace",
+    "analyse",
+    "candidate_dict",
+    "candidates",
+    "search_o1",
+]

@@ -1,0 +1,77 @@
+"""The settings of the tuner: what ``strategy.tuning``, the pass and ``rbt.tune`` take, validated in one place."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from paddle_rbt_plugin.errors import TunerError
+
+PASS_NAME = "rule_based_tuner"
+
+LEVELS = ("o1",)
+_PLANNED_LEVELS = ("o2", "o3")
+COST_MODELS = ("analytic",)
+_PLANNED_COST_MODELS = ("paddle",)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to tune. Raises TunerError, which names the field and what would be right, for a wrong value."""
+
+    level: str = "o1"
+    cluster: Any = None
+    """Whatever ``parse_cluster`` takes; None detects the devices of the running job."""
+    cost_model: str = "analytic"
+    search_space: Mapping[str, Any] | None = None
+    memory_reserve: float = 0.1
+    """Share of a device's memory that stays free, from 0 to less than 1."""
+    save_path: str | None = None
+    """Where the plan is written."""
+    load_path: str | None = None
+    """A saved plan to use instead of a search."""
+    blocked_plugins: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        _check_choice("level", self.level, LEVELS, _PLANNED_LEVELS)
+        _check_choice("cost_model", self.cost_model, COST_MODELS, _PLANNED_COST_MODELS)
+        if isinstance(self.blocked_plugins, str):
+            object.__setattr__(self, "blocked_plugins", (self.blocked_plugins,))
+        elif self.blocked_plugins is None:
+            object.__setattr__(self, "blocked_plugins", ())
+        reserve = self.memory_reserve
+        if isinstance(reserve, bool) or not isinstance(reserve, (int, float)) or not 0 <= reserve < 1:
+            raise TunerError(f"memory_reserve is a share of the device's memory, from 0 to less than 1, not {reserve!r}")
+        if self.search_space is not None and not isinstance(self.search_space, Mapping):
+            raise TunerError(f"search_space is a dict like {{'mp': [1, 2]}}, not {self.search_space!r}")
+        for key in ("save_path", "load_path"):
+            value = getattr(self, key)
+            if value is not None and not isinstance(value, (str, os.PathLike)):
+                raise TunerError(f"{key} is a path, not {value!r}")
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(f.name for f in fields(cls))
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Settings:
+        """Settings from a dict; a value of None keeps the default. Raises TunerError for an unknown key."""
+        known = cls.names()
+        for key in values:
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise TunerError(f"the tuner has no setting {key!r}{hint} (it has {', '.join(known)})")
+        return cls(**{k: v for k, v in values.items() if v is not None})
+
+
+def _check_choice(name: str, value: Any, available: tuple[str, ...], planned: tuple[str, ...]) -> None:
+    if value in available:
+        return
+    right = f"choose {', '.join(repr(v) for v in available)}"
+    if value in planned:
+        raise TunerError(f"{name} {value!r} is not available in this version; {right}")
+    raise TunerError(f"unknown {name} {value!r}; {right}")

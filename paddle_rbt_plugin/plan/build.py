@@ -1,0 +1,116 @@
+"""Makes the plan out of what the search found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from paddle_rbt_plugin.cluster import Cluster, stage_meshes
+from paddle_rbt_plugin.cost.estimate import Estimate
+from paddle_rbt_plugin.cost.candidate import Candidate, Training
+from paddle_rbt_plugin.cost.stages import make_stages
+from paddle_rbt_plugin.plan.plan import Plan, PlanEstimate, Stage, TensorPlacement
+from paddle_rbt_plugin.search import Analysis, SearchResult, candidate_dict
+
+_CANDIDATES_KEPT = 50
+"""Of a large search the plan keeps the best; the rest would only make the file large."""
+
+
+def make_plan(
+    analysis: Analysis, result: SearchResult, cluster: Cluster, training: Training, level: str, notes: Iterable[str] = ()
+) -> Plan:
+    """The plan of the search's winner."""
+    best = result.best.candidate
+    stages = _stages(result, cluster, best)
+    return Plan(
+        signature=analysis.graph.signature,
+        degrees={"pp": best.pp, "dp": best.dp, "mp": best.mp},
+        level=level,
+        global_batch=training.global_batch,
+        micro_batch=best.micro_batch,
+        accumulate_steps=best.accumulate_steps,
+        recompute=best.recompute,
+        sharding_stage=best.sharding_stage,
+        sequence_parallel=best.sequence_parallel,
+        schedule=best.schedule,
+        vpp=best.vpp,
+        precision=training.precision,
+        stages=stages,
+        tensors=_tensors(analysis, result, stages),
+        estimate=plan_estimate(result.best.estimate),
+        candidates=tuple(
+            candidate_dict(e.candidate)
+            | {"step_time_s": e.estimate.step_time_s, "peak_memory_bytes": round(e.estimate.peak_memory_bytes)}
+            for e in result.feasible[:_CANDIDATES_KEPT]
+        ),
+        rejected=tuple({"candidate": r.candidate, "reason": r.reason} for r in result.rejected),
+        patterns=_patterns(analysis),
+        unmatched=_unmatched(analysis),
+        cluster=cluster.to_dict(),
+        notes=(*notes, *(f"pattern match dropped: {d.match.pattern}: {d.reason}" for d in _notable(analysis))),
+    )
+
+
+def plan_estimate(estimate: Estimate) -> PlanEstimate:
+    """The figures of an estimate that a plan keeps."""
+    return PlanEstimate(
+        step_time_s=estimate.step_time_s,
+        peak_memory_bytes=round(estimate.peak_memory_bytes),
+        time=dict(estimate.time),
+        memory=dict(estimate.memory),
+        tflops_per_gpu=estimate.tflops_per_gpu,
+    )
+
+
+def _stages(result: SearchResult, cluster: Cluster, best: Candidate) -> tuple[Stage, ...]:
+    """One entry per model chunk in model order; with interleaving, chunks share the devices of their stage."""
+    meshes = stage_meshes(cluster, best.pp, best.dp, best.mp, best.axes)
+    chunks = [
+        (layers, meshes[stage.index]) for stage in make_stages(result.completion, best.pp, best.vpp) for layers in stage.layers
+    ]
+    return tuple(Stage(layers, mesh.ranks, mesh.shape, mesh.axes) for layers, mesh in sorted(chunks, key=lambda c: c[0]))
+
+
+def _tensors(analysis: Analysis, result: SearchResult, stages: tuple[Stage, ...]) -> dict[str, TensorPlacement]:
+    graph, claims = analysis.graph, analysis.matches.claims
+    layer_of = analysis.layers.layer_of()
+    stage_of_layer = {layer: i for i, s in enumerate(stages) for layer in range(s.layers[0], s.layers[1] + 1)}
+    tensors = {}
+    for t in graph.tensors:
+        if t.kind == "var" and t.index not in claims:
+            continue
+        match = claims[t.index][1] if t.index in claims else None
+        op = graph.producer(t.index) or next(iter(graph.consumers(t.index)), None)
+        stage = stage_of_layer[layer_of[op.index]] if op is not None else 0
+        tensors[t.name] = TensorPlacement(
+            stage,
+            result.completion.placements[t.index].dims_mapping,
+            match.pattern if match else None,
+            match.distribution if match else None,
+            t.kind,
+            t.structured_name,
+        )
+    return tensors
+
+
+def _patterns(analysis: Analysis) -> dict[str, dict[str, object]]:
+    found: dict[str, dict[str, object]] = {}
+    for match in analysis.matches.matches:
+        row = found.setdefault(match.pattern, {"distribution": match.distribution, "version": match.version, "matches": 0})
+        row["matches"] = int(str(row["matches"])) + 1
+    return dict(sorted(found.items()))
+
+
+def _unmatched(analysis: Analysis) -> tuple[str, ...]:
+    lines = []
+    for t in analysis.unmatched:
+        readers = [op.name for op in analysis.graph.consumers(t.index)]
+        name = t.structured_name or t.name
+        lines.append(f"{name} {list(t.shape)}, read by {', '.join(readers) or 'nothing'}")
+    return tuple(lines)
+
+
+def _notable(analysis: Analysis) -> list:
+    """Dropped matches that cost a weight its sharding: those that lost to another match cost nothing."""
+    return [d for d in analysis.matches.dropped if d.winner is None]
+
+

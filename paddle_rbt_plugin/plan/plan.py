@@ -1,0 +1,278 @@
+"""The plan: what the tuner decided, as plain data that can be saved, read and explained.
+
+A plan names tensors, never positions in a program, and carries the signature of the program and the description of the
+cluster it is for. Loading one reads JSON and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from paddle_rbt_plugin.cluster import Cluster
+from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+from paddle_rbt_plugin.completion.placement import Placement
+from paddle_rbt_plugin.errors import PlanError
+from paddle_rbt_plugin.graph import Graph
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pipeline stage: its layers (first and last), its devices, and how they are arranged."""
+
+    layers: tuple[int, int]
+    devices: tuple[int, ...]
+    mesh: tuple[int, ...]
+    axes: tuple[str, ...]
+
+    @property
+    def process_mesh(self) -> ProcessMesh:
+        return ProcessMesh(self.axes, self.mesh, self.devices)
+
+
+@dataclass(frozen=True)
+class TensorPlacement:
+    """Where one tensor lies, and which pattern decided it (None where none did)."""
+
+    stage: int
+    dims_mapping: tuple[int, ...]
+    """Mesh axis per dimension, -1 for none."""
+    pattern: str | None = None
+    distribution: str | None = None
+    kind: str = "param"
+    structured_name: str = ""
+    mesh: ProcessMesh | None = None
+    """The mesh of the stage; filled in by ``Plan.placements``."""
+
+    @property
+    def placement(self) -> Placement:
+        return Placement(self.dims_mapping)
+
+
+@dataclass(frozen=True)
+class PlanEstimate:
+    """Predicted cost: seconds per step, bytes on the fullest device, and what both are made of."""
+
+    step_time_s: float
+    peak_memory_bytes: int
+    time: Mapping[str, float]
+    """Seconds."""
+    memory: Mapping[str, float]
+    """Bytes."""
+    tflops_per_gpu: float = 0.0
+
+    def __getitem__(self, key: str) -> Any:
+        """The same by key, as in the JSON."""
+        return asdict(self)[key]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A parallel strategy for one program on one cluster. ``explain()`` says why it is this one."""
+
+    signature: str
+    degrees: dict[str, int]
+    level: str
+    global_batch: int
+    micro_batch: int
+    accumulate_steps: int
+    recompute: str
+    sharding_stage: int
+    sequence_parallel: bool
+    schedule: str
+    vpp: int
+    precision: str
+    stages: tuple[Stage, ...]
+    tensors: Mapping[str, TensorPlacement]
+    """Parameters, data, and intermediate tensors that a pattern claims, by name, in the order of the program."""
+    estimate: PlanEstimate
+    candidates: tuple[Mapping[str, Any], ...]
+    """What could run, best first: the candidate with ``step_time_s`` and ``peak_memory_bytes``."""
+    rejected: tuple[Mapping[str, Any], ...]
+    """What could not: ``candidate`` and ``reason``."""
+    patterns: Mapping[str, Mapping[str, Any]]
+    """Per pattern that matched: ``distribution``, ``version``, ``matches``."""
+    unmatched: tuple[str, ...]
+    """Weights that no pattern claims, with the op that reads them."""
+    cluster: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+    """What the user should know: shardings that Paddle makes expensive, settings recommended but not applied."""
+    schema: int = field(default=SCHEMA)
+
+    def placements(self, name: str) -> TensorPlacement:
+        """Where a tensor lies, by its name or its path in ``named_parameters()``. Raises PlanError for a name the plan lacks."""
+        found = self.tensors.get(name) or self._by_structured_name.get(name)
+        if found is None:
+            raise PlanError(f"the plan places no tensor {name!r}; it knows {len(self.tensors)}, such as {next(iter(self.tensors))!r}")
+        return replace(found, mesh=self.stages[found.stage].process_mesh)
+
+    @property
+    def _by_structured_name(self) -> dict[str, TensorPlacement]:
+        return {t.structured_name: t for t in self.tensors.values() if t.structured_name}
+
+    def explain(self, tensor: str | None = None) -> str:
+        """Why this plan, why not the others, and what matched nothing; with ``tensor``, all about that one."""
+        from paddle_rbt_plugin.plan.explain import explain_plan, explain_tensor
+
+        return explain_plan(self) if tensor is None else explain_tensor(self, tensor)
+
+    # Which program and cluster it is for
+
+    def check_program(self, graph: Graph) -> None:
+        """Raises PlanError unless the plan was made for a program like this one."""
+        if graph.signature != self.signature:
+            raise PlanError(f"the plan is for another program: {self._difference(graph)}")
+
+    def check_cluster(self, cluster: Cluster) -> None:
+        """Raises PlanError unless the plan was made for a cluster like this one."""
+        planned = Cluster.from_dict(self.cluster)
+        if planned.device_count != cluster.device_count or planned.short_form != cluster.short_form:
+            raise PlanError(f"the plan is for the cluster {planned}, not for {cluster}; plan again for {cluster}")
+
+    def _difference(self, graph: Graph) -> str:
+        for kind, found in (("param", graph.params), ("data", graph.data)):
+            planned = [name for name, t in self.tensors.items() if t.kind == kind]
+            word = "parameters" if kind == "param" else "inputs"
+            if len(planned) != len(found):
+                return f"it has {len(found)} {word}, the plan has {len(planned)}"
+        return (
+            f"shapes or operations differ (signature {graph.signature[:8]}, the plan has {self.signature[:8]}); "
+            "the batch and sequence sizes must be the same too"
+        )
+
+    def leaves(self, graph: Graph) -> dict[str, TensorPlacement]:
+        """The placement of every parameter and data tensor of a program of this signature, under the names it has there.
+
+        Paddle numbers parameters per process, so the same model may carry other names: then they correspond in order."""
+        self.check_program(graph)
+        leaves = {}
+        for kind, found in (("param", graph.params), ("data", graph.data)):
+            planned = {name: t for name, t in self.tensors.items() if t.kind == kind}
+            if set(planned) == {t.name for t in found}:
+                leaves.update(planned)
+            else:
+                leaves.update(zip((t.name for t in found), planned.values(), strict=True))
+        return leaves
+
+    # Executing it
+
+    def shard_layer(self, model: Any) -> Any:
+        """Turns the parameters of a dygraph Layer into distributed ones, in place, as the plan says; returns the Layer."""
+        from paddle_rbt_plugin.handover.dygraph import shard_layer
+
+        return shard_layer(self, model)
+
+    def shard_dataloader(self, loader: Any) -> Any:
+        """A loader of whole batches as one that gives each rank its part, for ``dist.to_static`` and ``Engine.run``."""
+        from paddle_rbt_plugin.handover.dygraph import shard_dataloader
+
+        return shard_dataloader(self, loader)
+
+    def to_strategy(self) -> Any:
+        """A ``paddle.distributed.Strategy`` with the settings of the plan."""
+        from paddle_rbt_plugin.handover.strategy import to_strategy
+
+        return to_strategy(self)
+
+    # JSON
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain JSON values."""
+        data = {k: v for k, v in vars(self).items() if k not in ("stages", "tensors", "estimate")}
+        data["stages"] = [asdict(s) for s in self.stages]
+        data["tensors"] = {name: _tensor_dict(t) for name, t in self.tensors.items()}
+        data["estimate"] = asdict(self.estimate)
+        return {"schema": data.pop("schema"), **json.loads(json.dumps(data))}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as JSON; a file that exists is replaced as a whole or not at all. Raises PlanError."""
+        target = Path(path)
+        try:
+            with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+                json.dump(self.to_dict(), file, indent=1)
+            os.chmod(file.name, 0o644)
+            os.replace(file.name, target)
+        except OSError as error:
+            raise PlanError(f"the plan cannot be saved to {str(path)!r}: {error.strerror}") from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Reads a saved plan. Raises PlanError that says what is wrong with the file; executes nothing."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise PlanError(f"the plan {str(path)!r} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise PlanError(f"{str(path)!r} is not a plan: it is not JSON ({error})") from error
+        return cls.from_dict(data, str(path))
+
+    @classmethod
+    def from_dict(cls, data: Any, source: str = "plan") -> Plan:
+        """The plan of ``to_dict``. Raises PlanError, naming ``source`` and the field, for anything else."""
+        if isinstance(data, dict) and isinstance(data.get("schema"), int) and data["schema"] != SCHEMA:
+            raise PlanError(f"{source}: the plan has schema {data['schema']}, this version reads schema {SCHEMA}; plan again")
+        for error in _validator().iter_errors(data):
+            where = "/".join(map(str, error.absolute_path)) or "the whole file"
+            raise PlanError(f"{source} is not a plan: {where}: {error.message[:200]}")
+        known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+        stages = tuple(
+            Stage(tuple(s["layers"]), tuple(s["devices"]), tuple(s["mesh"]), tuple(s["axes"]))  # type: ignore[arg-type]
+            for s in data["stages"]
+        )
+        tensors = {name: _read_tensor(t) for name, t in data["tensors"].items()}
+        _check_consistent(source, stages, tensors)
+        known |= {"stages": stages, "tensors": tensors, "estimate": PlanEstimate(**data["estimate"])}
+        for key in ("candidates", "rejected", "unmatched", "notes"):
+            known[key] = tuple(known.get(key, ()))
+        Cluster.from_dict(data["cluster"], source)
+        return cls(**known)
+
+
+def _tensor_dict(t: TensorPlacement) -> dict[str, Any]:
+    return {
+        "stage": t.stage,
+        "dims_mapping": list(t.dims_mapping),
+        "pattern": t.pattern,
+        "distribution": t.distribution,
+        "kind": t.kind,
+        "structured_name": t.structured_name,
+    }
+
+
+def _read_tensor(t: Mapping[str, Any]) -> TensorPlacement:
+    return TensorPlacement(
+        t["stage"], tuple(t["dims_mapping"]), t["pattern"], t["distribution"], t["kind"], t["structured_name"]
+    )
+
+
+def _check_consistent(source: str, stages: Sequence[Stage], tensors: Mapping[str, TensorPlacement]) -> None:
+    for i, stage in enumerate(stages):
+        size = 1
+        for n in stage.mesh:
+            size *= n
+        if size != len(stage.devices) or len(stage.mesh) != len(stage.axes) or len(set(stage.devices)) != size:
+            raise PlanError(
+                f"{source} is not a plan: stages/{i}: mesh {list(stage.mesh)} with axes {list(stage.axes)} does not arrange "
+                f"{len(stage.devices)} different devices"
+            )
+    for name, t in tensors.items():
+        axes = [a for a in t.dims_mapping if a >= 0]
+        if t.stage >= len(stages) or len(set(axes)) < len(axes) or any(a >= len(stages[t.stage].mesh) for a in axes):
+            raise PlanError(f"{source} is not a plan: tensors/{name}: dims_mapping {list(t.dims_mapping)} does not fit stage {t.stage}")
+
+
+@lru_cache(maxsize=1)
+def _validator() -> Any:
+    schema = json.loads((files("paddle_rbt_plugin.plan") / "schema.json").read_text(encoding="utf-8"))
+    return jsonschema.Draft202012Validator(schema)

@@ -1,0 +1,122 @@
+"""What is known of a program before any candidate is looked at, and what its patterns ask of one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+from paddle_rbt_plugin.completion import Completion, Oracle, Placement, complete, data_parallel, find_batch_dims
+from paddle_rbt_plugin.errors import UnsupportedProgram
+from paddle_rbt_plugin.graph import Graph, Tensor
+from paddle_rbt_plugin.layers import cluster_layers
+from paddle_rbt_plugin.layers.layers import Layers
+from paddle_rbt_plugin.pattern import CompiledPattern, MatchResult, Pattern, match_all
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A graph with its layers, its pattern matches and its batch size; the same for all candidates."""
+
+    graph: Graph
+    layers: Layers
+    matches: MatchResult
+    batch: int
+    """Batch size of the program: the first dimension of its data."""
+    batch_dims: Mapping[int, int]
+    train: bool = True
+    _oracles: dict[tuple, Oracle] = field(default_factory=dict, compare=False, repr=False)
+    _completions: dict[tuple, Completion] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def unmatched(self) -> tuple[Tensor, ...]:
+        """Parameters of two or more dimensions that no pattern claims: what stays whole on every rank unnoticed."""
+        return tuple(t for t in self.graph.params if t.ndim > 1 and t.index not in self.matches.claims)
+
+    def placement(self, tensor: Tensor, mesh: ProcessMesh) -> Placement:
+        """Where a parameter or data tensor lies: as its pattern says; else data by the batch, parameters whole."""
+        if tensor.index in self.matches.claims:
+            spec, _ = self.matches.claims[tensor.index]
+            return Placement(tuple(mesh.axes.index(a) if a in mesh.axes else -1 for a in spec))
+        if tensor.kind == "data" and "dp" in mesh.axes:
+            return data_parallel(tensor.shape, self.batch, mesh.axes.index("dp"))
+        return Placement.replicated(tensor.ndim)
+
+    def indivisible(self, degrees: Mapping[str, int]) -> str:
+        """Why the shapes forbid these degrees, with the values that would be legal; empty where they do not.
+
+        Every tensor that a pattern claims counts, intermediate ones too: that is how the number of heads is seen."""
+        if degrees.get("dp", 1) > 1 and self.batch % degrees["dp"]:
+            return f"dp {degrees['dp']} does not divide the batch of {self.batch} (legal: {_legal(self.batch)})"
+        for tensor, (spec, match) in self.matches.claims.items():
+            for dim, axis in enumerate(spec):
+                size = self.graph.tensors[tensor].shape[dim]
+                if axis is not None and size % degrees.get(axis, 1):
+                    name = self.graph.tensors[tensor].name
+                    return (
+                        f"{axis} {degrees[axis]} does not divide the {size} {match.dim_name(tensor, dim)} "
+                        f"(dim {dim} of {name}, pattern {match.pattern}; legal: {_legal(size)})"
+                    )
+        return ""
+
+    def complete(self, mesh: ProcessMesh) -> Completion:
+        """Completes the graph on a mesh as the patterns ask.
+
+        What Paddle answers depends on the data-parallel degree only in that it divides the batch, so one completion serves
+        for all meshes that differ in nothing else."""
+        shape = tuple(_smallest_factor(n) if axis == "dp" else n for axis, n in zip(mesh.axes, mesh.shape, strict=True))
+        key = (mesh.axes, shape)
+        if key not in self._completions:
+            size = 1
+            for n in shape:
+                size *= n
+            oracle = self._oracles.setdefault(key, Oracle(ProcessMesh(mesh.axes, shape, tuple(range(size)))))
+            leaves = {t.index: self.placement(t, mesh) for t in self.graph.tensors if t.kind != "var"}
+            self._completions[key] = complete(
+                self.graph, self.layers, mesh, leaves, self.batch, self.batch_dims, oracle, self.train
+            )
+        return replace(self._completions[key], mesh=mesh)
+
+    def lost_sharding(self, completion: Completion) -> str:
+        """The first sharding that a pattern asked for and completion gave up; empty where all survived."""
+        mesh = completion.mesh
+        for tensor, (spec, match) in self.matches.claims.items():
+            placed = completion.placements[tensor].dims_mapping
+            for dim, axis in enumerate(spec):
+                if axis in mesh.axes and placed[dim] != mesh.axes.index(axis):
+                    name = self.graph.tensors[tensor].name
+                    return f"pattern {match.pattern} shards dim {dim} of {name} along {axis}, but Paddle's completion gives it up"
+        return ""
+
+
+def analyse(
+    graph: Graph, patterns: Iterable[CompiledPattern | type[Pattern]], batch: int | None = None, train: bool = True
+) -> Analysis:
+    """Finds layers, matches and the batch of a graph.
+
+    ``batch`` is the first dimension that the data tensors share; found by majority where it is not given.
+    Raises UnsupportedProgram for a program without data."""
+    layers = cluster_layers(graph)
+    matches = match_all(graph, patterns, layers)
+    if batch is None:
+        batch = _find_batch(graph)
+    return Analysis(graph, layers, matches, batch, find_batch_dims(graph, layers, batch), train)
+
+
+def _find_batch(graph: Graph) -> int:
+    sizes = Counter(t.shape[0] for t in graph.data if t.ndim > 0)
+    if not sizes:
+        raise UnsupportedProgram("the program has no data input with a batch dimension; every input must be a program input")
+    return sizes.most_common(1)[0][0]
+
+
+def _smallest_factor(n: int) -> int:
+    return next((p for p in range(2, n + 1) if n % p == 0), 1)
+
+
+def _legal(size: int) -> str:
+    divisors = [d for d in range(1, size + 1) if size % d == 0]
+    shown = divisors if len(divisors) <= 8 else divisors[:7]
+    return ", ".join(map(str, shown)) + (", ..." if len(divisors) > 8 else "")

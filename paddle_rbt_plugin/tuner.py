@@ -1,0 +1,132 @@
+"""The whole way from a program to a plan.
+
+    program -> graph -> pattern matches and layers -> candidates -> completion -> cost -> plan
+
+Each step is one call below; the modules they come from bear their names.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paddle_rbt_plugin.cluster import Cluster, detect_cluster, parse_cluster
+from paddle_rbt_plugin.config import Settings
+from paddle_rbt_plugin.cost.candidate import Training
+from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram
+from paddle_rbt_plugin.graph import Graph, read_program
+from paddle_rbt_plugin.plan.build import make_plan
+from paddle_rbt_plugin.plan.plan import Plan
+from paddle_rbt_plugin.plugins import load_plugins
+from paddle_rbt_plugin.search import Analysis, SearchSpace, analyse, search_o1
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """Values that something other than the search space fixes, and what that is."""
+
+    reason: str
+    values: dict[str, tuple]
+
+
+class TunerWarning(UserWarning):
+    """Something the user should know although tuning goes on."""
+
+
+def tune(
+    program: Any,
+    *,
+    input_spec: Sequence[Any] | None = None,
+    labels_spec: Sequence[Any] = (),
+    loss: Any = None,
+    global_batch: int | None = None,
+    precision: str = "fp32",
+    progress: Callable[[int, int], None] | None = None,
+    **settings: Any,
+) -> Plan:
+    """Finds a parallel strategy.
+
+    ``program`` is a static Program (the serial forward pass with its loss) or a Layer. A Layer, which may be built under
+    ``LazyGuard``, is traced on ``input_spec``; with ``loss=None`` its forward returns the loss, else ``loss(output,
+    *labels)`` does, with the labels of ``labels_spec``. ``global_batch`` is the number of samples of one optimizer step, by
+    default the batch of the program. ``precision`` (``fp32``, ``fp16``, ``bf16``) is that of training. Everything else is a
+    field of ``strategy.tuning``: level, cluster, cost_model, search_space, memory_reserve, save_path, load_path,
+    blocked_plugins.
+
+    Raises TunerError for wrong input, ClusterError, UnsupportedProgram, and NoFeasiblePlan where nothing fits.
+    """
+    chosen = Settings.from_mapping(settings)
+    if global_batch is not None and (isinstance(global_batch, bool) or not isinstance(global_batch, int) or global_batch < 1):
+        raise TunerError(f"global_batch is a number of samples, at least 1, not {global_batch!r}")
+    if precision not in ("fp32", "fp16", "bf16"):
+        raise TunerError(f"precision is fp32, fp16 or bf16, not {precision!r}")
+    graph = _graph(program, input_spec, labels_spec, loss, global_batch)
+    return tune_graph(graph, chosen, precision=precision, global_batch=global_batch, progress=progress)
+
+
+def tune_graph(
+    graph: Graph,
+    settings: Settings,
+    *,
+    precision: str = "fp32",
+    global_batch: int | None = None,
+    constraints: Sequence[Constraint] = (),
+    progress: Callable[[int, int], None] | None = None,
+    notes: Sequence[str] = (),
+) -> Plan:
+    """Plans a graph; see ``tune``. ``constraints`` narrow the search space, each with who asks for it."""
+    cluster = detect_cluster() if settings.cluster is None else parse_cluster(settings.cluster)
+    if settings.load_path is not None:
+        plan = Plan.load(settings.load_path)
+        plan.check_program(graph)
+        plan.check_cluster(cluster)
+        return plan
+    plugins = load_plugins(settings.blocked_plugins)
+    analysis = analyse(graph, plugins.patterns)
+    if not analysis.matches.matches:
+        _warn_nothing_matched(analysis)
+    space = SearchSpace.parse(settings.search_space)
+    for constraint in constraints:
+        space = space.restrict(constraint.reason, **constraint.values)
+    training = Training(global_batch or analysis.batch, precision)  # type: ignore[arg-type]
+    result = search_o1(analysis, cluster, training, space, settings.memory_reserve, progress)
+    plan = make_plan(analysis, result, cluster, training, settings.level, notes)
+    if settings.save_path is not None:
+        plan.save(settings.save_path)
+    return plan
+
+
+def _graph(program: Any, input_spec: Any, labels_spec: Sequence[Any], loss: Any, global_batch: int | None) -> Graph:
+    from paddle import nn
+
+    if isinstance(program, nn.Layer):
+        from paddle_rbt_plugin.handover.trace import trace_layer, with_batch
+
+        if not input_spec:
+            raise TunerError("a Layer is planned on inputs of known shape: give input_spec=[paddle.static.InputSpec(...), ...]")
+        specs, labels = with_batch(input_spec, labels_spec, global_batch)
+        return trace_layer(program, specs, loss, labels).graph
+    if not hasattr(program, "global_block"):
+        raise UnsupportedProgram(f"a static Program or a paddle.nn.Layer can be planned, not {type(program).__name__}")
+    return read_program(program, loss)
+
+
+def _warn_nothing_matched(analysis: Analysis) -> None:
+    ops = sorted({op.type for op in analysis.graph.ops})
+    warnings.warn(
+        "no pattern matches this model, so it is planned as data parallel only, every parameter whole on every device; "
+        f"unmatched ops: {', '.join(ops)}. 'paddle-rbt patterns' lists the patterns there are",
+        TunerWarning,
+        stacklevel=4,
+    )
+
+
+def job_cluster(settings: Settings, world_size: int) -> Cluster:
+    """The cluster of the running job. Raises ClusterError when the one described has another number of devices."""
+    from paddle_rbt_plugin.cluster import check_job
+
+    cluster = detect_cluster() if settings.cluster is None else parse_cluster(settings.cluster)
+    check_job(cluster, world_size)
+    return cluster
