@@ -18,6 +18,15 @@ class Training:
     precision: Precision = "fp32"
     optimizer: Literal["adamw", "momentum", "sgd"] = "adamw"
     mode: Literal["train", "eval"] = "train"
+    fused_attention: bool = False
+    """Attention runs as one kernel (flash attention) where the traced program, written for any device, spells it out."""
+    sharded_vocabulary: bool = False
+    """Embedding and loss keep a sharded vocabulary sharded (passes ``replace_with_c_embedding`` and
+    ``replace_with_parallel_cross_entropy``)."""
+    float32_gradients: bool = False
+    """Gradients are kept and reduced in float32 although the precision is fp16 or bf16 (``amp_master_grad``)."""
+    overlap_gradients: bool = False
+    """Gradients are reduced over the data-parallel group while backward still runs."""
 
 
 @dataclass(frozen=True)

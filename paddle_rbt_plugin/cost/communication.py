@@ -1,0 +1,71 @@
+"""Time of collectives: ring and tree algorithms under an alpha-beta model.
+
+For n ranks on M machines and a message of B bytes (``Collective`` says which), a ring takes
+
+    all-reduce                   launch + 2 alpha(n, M) + 2 (n-1)/n B / bandwidth
+    all-gather, reduce-scatter   launch +   alpha(n, M) +   (n-1)/n B / bandwidth
+
+(Thakur et al. 2005, doi 10.1177/1094342005051521). alpha(n, M) = (n - M) * step inside a machine + (M - 1) * step between
+machines; a tree has ceil(log2 M) steps between machines instead, at the same bandwidth, as NCCL's double binary tree does.
+A group that spans machines moves the same bytes over the links inside a machine and over the machine's network cards; the
+slower of the two counts. The ranks of one machine use its cards at the same time, so a group has the part of them
+that its ranks are of the machine's devices (``GroupLink.bandwidth``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2
+
+from paddle_rbt_plugin.cluster import Cluster
+from paddle_rbt_plugin.completion.work import CollectiveKind
+from paddle_rbt_plugin.cost.constants import Constants
+
+
+@dataclass(frozen=True)
+class GroupNetwork:
+    """What the ranks of one group communicate over: bytes per second in one direction, seconds per step.
+
+    ``inter_bandwidth`` is the group's share of a machine's network cards while every device of the machine sends."""
+
+    ranks: int
+    machines: int
+    intra_bandwidth: float
+    intra_step: float
+    inter_bandwidth: float
+    inter_step: float
+
+    @property
+    def ranks_per_machine(self) -> int:
+        return ceil(self.ranks / self.machines)
+
+
+def group_network(cluster: Cluster, ranks: tuple[int, ...]) -> GroupNetwork:
+    """The network of a group of ranks. Raises ClusterError for ranks that the cluster lacks."""
+    link = cluster.link(ranks)
+    inside = link.link if link.level == "intra" else cluster.group_of(ranks[0]).intra_link
+    return GroupNetwork(len(ranks), link.machines, inside.bandwidth, inside.latency, link.bandwidth, link.link.latency)
+
+
+def collective_seconds(kind: CollectiveKind, nbytes: float, net: GroupNetwork, c: Constants) -> float:
+    """Time of one collective; 0 in a group of one rank."""
+    n, machines = net.ranks, net.machines
+    if n == 1:
+        return 0.0
+    intra, inter = net.intra_bandwidth * c.intra_bandwidth, net.inter_bandwidth * c.inter_bandwidth
+    if kind == "p2p":
+        if machines == 1:
+            return c.collective_launch_s + net.intra_step + nbytes / intra
+        return c.collective_launch_s + net.inter_step + nbytes / inter
+    if kind == "all_to_all":
+        seconds = nbytes * (n - 1) / n / intra
+        if machines > 1:
+            r = net.ranks_per_machine
+            seconds = max(seconds, r * nbytes * (n - r) / n / inter)
+        return c.collective_launch_s + (n - 1) * net.intra_step + seconds
+    moved = nbytes * (n - 1) / n
+    seconds, alpha = moved / intra, (n - machines) * net.intra_step
+    if machines > 1:
+        seconds = max(seconds, moved / inter)
+        alpha += min(machines - 1, ceil(log2(machines))) * net.inter_step
+    return c.collective_launch_s + (alpha + seconds) * (2 if kind == "all_reduce" else 1)

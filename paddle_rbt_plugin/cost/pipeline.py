@@ -1,0 +1,121 @@
+"""Pipeline schedules, simulated.
+
+A step runs ``m`` micro batches through ``p`` stages of ``v`` chunks. Every stage executes its forward and backward passes in a
+fixed order; a pass starts when the stage is free and its neighbour has ended the pass that it needs, the sending included. The
+orders are those of GPipe (FThenB: all forward passes, then all backward passes), of PipeDream-Flush (1F1B, arXiv 2006.09503)
+and of Megatron's interleaved schedule (VPP, arXiv 2104.04473, section 2.2). With equal stages the makespans
+are (m + p - 1)(f + b), and (m + (p - 1) / v)(f + b) for the interleaved one; the simulation also knows unequal stages.
+
+Steady state is periodic: from some micro batch on, each further round of them adds the same time. Only the first rounds are
+simulated, the rest are added.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from paddle_rbt_plugin.cost.candidate import Schedule
+
+Pass = tuple[int, int, bool]
+"""Micro batch, chunk, and whether it is a backward pass."""
+
+
+def stage_order(schedule: Schedule, stage: int, stages: int, micro_batches: int, chunks: int = 1) -> list[Pass]:
+    """The passes of one stage in the order in which it executes them."""
+    if schedule == "VPP" and chunks > 1:
+        forward, backward = _interleaved(stages, micro_batches, chunks)
+        warm_up = min((stages - 1 - stage) * 2 + (chunks - 1) * stages, len(forward))
+    else:
+        forward = [(i, 0, False) for i in range(micro_batches)]
+        backward = [(i, 0, True) for i in range(micro_batches)]
+        warm_up = micro_batches if schedule == "FThenB" else min(stages - 1 - stage, micro_batches)
+    order = forward[:warm_up]
+    for ahead, back in zip(forward[warm_up:], backward, strict=False):
+        order += (ahead, back)
+    return order + backward[len(forward) - warm_up :]
+
+
+def _interleaved(stages: int, micro_batches: int, chunks: int) -> tuple[list[Pass], list[Pass]]:
+    """Groups of ``stages`` micro batches go through all chunks, forward from the first chunk, backward from the last."""
+    forward: list[Pass] = []
+    backward: list[Pass] = []
+    for start in range(0, micro_batches, stages):
+        group = range(start, min(start + stages, micro_batches))
+        forward += [(i, c, False) for c in range(chunks) for i in group]
+        backward += [(i, c, True) for c in reversed(range(chunks)) for i in group]
+    return forward, backward
+
+
+def in_flight(schedule: Schedule, stage: int, stages: int, micro_batches: int, chunks: int = 1) -> float:
+    """The most micro batches that a stage keeps activations of, a chunk counted as its part of the stage."""
+    if schedule == "FThenB":
+        return micro_batches
+    if schedule == "VPP" and chunks > 1:
+        warm_up = (stages - 1 - stage) * 2 + (chunks - 1) * stages
+        return min(warm_up + 1, micro_batches * chunks) / chunks
+    return min(stages - stage, micro_batches)
+
+
+def makespan(
+    schedule: Schedule,
+    forward: tuple[tuple[float, ...], ...],
+    backward: tuple[tuple[float, ...], ...],
+    micro_batches: int,
+) -> float:
+    """Seconds from the first forward pass to the end of the last backward pass.
+
+    ``forward[s][c]`` and ``backward[s][c]`` are the times of one pass through chunk ``c`` of stage ``s``.
+    """
+    stages, chunks = len(forward), len(forward[0])
+    if stages == 1:
+        return micro_batches * (sum(forward[0]) + sum(backward[0]))
+    rounds = 2 * stages if chunks > 1 else 3 * stages
+    rounds += (micro_batches - rounds) % stages if chunks > 1 else 0
+    if schedule == "FThenB" or micro_batches <= rounds + stages:
+        return _simulate(schedule, forward, backward, micro_batches)
+    shorter = _simulate(schedule, forward, backward, rounds)
+    longer = _simulate(schedule, forward, backward, rounds + stages)
+    return longer + (longer - shorter) * (micro_batches - rounds - stages) / stages
+
+
+@lru_cache(maxsize=4096)
+def _simulate(
+    schedule: Schedule,
+    forward: tuple[tuple[float, ...], ...],
+    backward: tuple[tuple[float, ...], ...],
+    micro_batches: int,
+) -> float:
+    stages, chunks = len(forward), len(forward[0])
+    last = chunks * stages - 1
+    orders = [stage_order(schedule, s, stages, micro_batches, chunks) for s in range(stages)]
+    free, position = [0.0] * stages, [0] * stages
+    # When the pass of micro batch i through virtual stage chunk * stages + stage ends, at the sender; -1 while it has not run.
+    done_forward = [[-1.0] * (last + 1) for _ in range(micro_batches)]
+    done_backward = [[-1.0] * (last + 1) for _ in range(micro_batches)]
+    waiting = list(range(stages))
+    while waiting:
+        s = waiting.pop()
+        order, at, now = orders[s], position[s], free[s]
+        while at < len(order):
+            i, c, is_backward = order[at]
+            here = c * stages + s
+            if is_backward:
+                done, source, ready = done_backward[i], here + 1, done_forward[i][here]
+                if here < last:
+                    ready = done[source]
+                seconds = backward[s][c]
+            else:
+                done, source, ready = done_forward[i], here - 1, 0.0
+                if here > 0:
+                    ready = done[source]
+                seconds = forward[s][c]
+            if ready < 0:
+                break
+            now = max(now, ready) + seconds
+            done[here] = now
+            at += 1
+            neighbour = (s - 1) % stages if is_backward else (s + 1) % stages
+            if neighbour not in waiting:
+                waiting.append(neighbour)
+        position[s], free[s] = at, now
+    return max(free)

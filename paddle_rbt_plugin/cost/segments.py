@@ -1,0 +1,160 @@
+"""Cost of one segment on one rank in one micro step: times of its passes, what it keeps for backward, what it needs beside it.
+
+Kernels are costed one by one (``compute``), the collectives before them too (``communication``). On top come the choices that
+change a segment's work without changing its placements:
+
+- *full recomputation*: a block keeps its inputs only; backward begins by running its forward pass again, collectives included;
+- *selective recomputation*: the attention core is run again, its inner values are not kept (arXiv 2205.05198, section 5);
+- *sequence parallelism*: each all-reduce of the mp group becomes a reduce-scatter and an all-gather, which move the same bytes;
+  ops on hidden states, and the states kept, are split over the group (arXiv 2205.05198, section 4.2.2);
+- *fused attention*: the attention core is one kernel forward and one backward, which keeps its operands and its result only.
+
+A pass takes as long as the device needs, or as long as the host needs to issue its kernels, whichever is longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from paddle_rbt_plugin.completion.work import Collective, Kernel, SegmentWork, Value
+from paddle_rbt_plugin.cost.attention import AttentionCore, backward_cores, forward_cores
+from paddle_rbt_plugin.cost.candidate import Recompute
+from paddle_rbt_plugin.cost.communication import GroupNetwork, collective_seconds
+from paddle_rbt_plugin.cost.compute import ComputeDevice, attention_flop, fused_attention_cost, kernel_cost
+from paddle_rbt_plugin.cost.constants import Constants
+from paddle_rbt_plugin.cost.sizes import LOSS_OPS, Sizes
+
+
+@dataclass(frozen=True)
+class PassCost:
+    """One pass through a segment: seconds of kernels and of collectives on the device, launches by the host, FLOP."""
+
+    compute: float = 0.0
+    communication: float = 0.0
+    launches: int = 0
+    flop: float = 0.0
+
+    def __add__(self, other: PassCost) -> PassCost:
+        return PassCost(
+            self.compute + other.compute,
+            self.communication + other.communication,
+            self.launches + other.launches,
+            self.flop + other.flop,
+        )
+
+    def seconds(self, c: Constants) -> float:
+        """Time of the pass: the device's, or the host's where that is longer."""
+        return max(self.compute + self.communication, self.launches * c.host_launch_s)
+
+
+@dataclass(frozen=True)
+class SegmentCost:
+    """One segment in one micro step; bytes are per rank."""
+
+    forward: PassCost
+    recompute: PassCost
+    backward: PassCost
+    kept: float
+    """Bytes that a micro batch in flight keeps until its backward pass."""
+    revived: float
+    """Bytes that recomputation brings back during this segment's backward pass."""
+    temporary: float
+    """Largest bytes that one op needs beside what is kept: its results and the gradients it reads."""
+    message: float
+    """Largest message of a collective."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a segment runs on: the device and the network of each mesh axis."""
+
+    device: ComputeDevice
+    networks: Mapping[str, GroupNetwork]
+    constants: Constants
+
+
+def segment_cost(
+    work: SegmentWork, sizes: Sizes, machine: Machine, recompute: Recompute, is_block: bool, fused_attention: bool
+) -> SegmentCost:
+    """Cost of a segment. Full recomputation applies to blocks only: embedding, head and loss keep their values."""
+    cores = (forward_cores(work), backward_cores(work)) if fused_attention or recompute == "selective" else ((), ())
+    fused = cores if fused_attention else ((), ())
+    forward = _pass_cost(work.forward, sizes, machine, fused[0])
+    backward = _pass_cost(work.backward, sizes, machine, fused[1], is_backward=True)
+    inner = frozenset(name for core in (*cores[0], *cores[1]) for name in core.inner)
+    kept = [v for v in work.saved if _belongs_to_micro_batch(v) and v.name not in inner]
+    again, revived = PassCost(), 0.0
+    if recompute == "full" and is_block:
+        again, revived = forward, sum(map(sizes.stored, kept))
+        kept = [v for v in work.inputs if _belongs_to_micro_batch(v)]
+    elif recompute == "selective" and not fused_attention:
+        again = _pass_cost([work.forward[i] for core in cores[0] for i in sorted(core.ops)], sizes, machine)
+        revived = sum(sizes.stored(v) for v in work.saved if v.name in inner)
+    return SegmentCost(
+        forward=forward,
+        recompute=again,
+        backward=backward,
+        kept=sum(map(sizes.stored, kept)),
+        revived=revived,
+        temporary=max((_temporary(k, sizes, inner if fused else ()) for k in (*work.forward, *work.backward)), default=0.0),
+        message=max((sizes.nbytes(c.value) for k in (*work.forward, *work.backward) for c in k.collectives), default=0.0),
+    )
+
+
+def collective_cost(collective: Collective, sizes: Sizes, machine: Machine) -> PassCost:
+    """Cost of one collective as the training runs it: under sequence parallelism an all-reduce of the mp group runs in two."""
+    net, nbytes = machine.networks.get(collective.axis), sizes.nbytes(collective.value)
+    if net is None or net.ranks == 1:
+        return PassCost()
+    kinds = (collective.kind,)
+    if sizes.split > 1 and collective.axis == "mp" and collective.kind == "all_reduce":
+        kinds = ("reduce_scatter", "all_gather")
+    seconds = sum(collective_seconds(kind, nbytes, net, machine.constants) for kind in kinds)
+    return PassCost(communication=seconds, launches=len(kinds))
+
+
+def _pass_cost(
+    kernels: Sequence[Kernel], sizes: Sizes, machine: Machine, fused: Iterable[AttentionCore] = (), is_backward: bool = False
+) -> PassCost:
+    """Cost of a pass, with each core of ``fused`` run as one kernel."""
+    left_out = {i for core in fused for i in core.ops}
+    total = sum((_fused_cost(core, sizes, machine, is_backward) for core in fused), PassCost())
+    compute, communication, launches, flop = total.compute, total.communication, total.launches, total.flop
+    for i, kernel in enumerate(kernels):
+        if i in left_out:
+            continue
+        cost = kernel_cost(kernel, sizes, machine.device, machine.constants)
+        compute += cost.seconds
+        flop += cost.flop
+        launches += cost.launches
+        for collective in kernel.collectives:
+            # What forward brought to where it is read stays there: Paddle folds equal reshards into one (fold_reshard_pass).
+            if is_backward and not collective.value.name.endswith("@GRAD"):
+                continue
+            sent = collective_cost(collective, sizes, machine)
+            communication += sent.communication
+            launches += sent.launches
+    return PassCost(compute, communication, launches, flop)
+
+
+def _fused_cost(core: AttentionCore, sizes: Sizes, machine: Machine, is_backward: bool) -> PassCost:
+    """The core as one kernel; a decoder's mask is causal."""
+    *heads, queries, keys = sizes.shape(core.scores)
+    flop = attention_flop(prod(heads), queries, keys, sizes.shape(core.query)[-1], causal=True)
+    cost = fused_attention_cost(core.query, core.key, flop, sizes, machine.device, machine.constants, is_backward)
+    return PassCost(cost.seconds, 0.0, cost.launches, cost.flop)
+
+
+def _belongs_to_micro_batch(value: Value) -> bool:
+    """True for what each micro batch has of its own: no parameters, no tables shared by all layers, no input data."""
+    return value.kind == "var" and value.batch_dim is not None
+
+
+def _temporary(kernel: Kernel, sizes: Sizes, gone: Iterable[str]) -> float:
+    live = [*kernel.outputs, *(v for v in kernel.inputs if v.name.endswith("@GRAD"))]
+    nbytes = sum(sizes.stored(v) for v in live if v.kind == "var" and v.name not in gone)
+    if sizes.half and kernel.type in LOSS_OPS:
+        nbytes += sum(4.0 * sizes.numel(v) for v in kernel.inputs if v.dtype == "float32" and sizes.itemsize(v) == 2)
+    return nbytes

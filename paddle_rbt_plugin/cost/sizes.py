@@ -1,0 +1,118 @@
+"""Local sizes of values: what one rank stores of a tensor in one micro step.
+
+The traced program is in float32. What a float32 value is stored as is decided by the training precision: two bytes under
+fp16 and bf16 (Paddle's AMP level O2, Megatron's mixed precision), except what the loss works on, which stays in float32.
+Under sequence parallelism (arXiv 2205.05198, section 4.2.2) a hidden state that tensor parallelism replicates is split over
+the mp group along the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from math import prod
+
+from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+from paddle_rbt_plugin.completion.work import Kernel, Value
+from paddle_rbt_plugin.cost.candidate import Precision
+from paddle_rbt_plugin.graph import DTYPE_BYTES
+
+LOSS_OPS = frozenset(
+    {
+        "cross_entropy_with_softmax",
+        "c_softmax_with_cross_entropy",
+        "c_softmax_with_multi_label_cross_entropy",
+        "softmax_with_cross_entropy",
+        "log_softmax",
+        "log_loss",
+        "bce_loss",
+        "sigmoid_cross_entropy_with_logits",
+        "nll_loss",
+    }
+)
+"""Ops that mixed precision leaves in float32 although their inputs are large."""
+
+MATMULS = frozenset({"matmul", "bmm", "mm", "mv", "addmm", "mul", "fused_gemm_epilogue", "fc", "linear", "fused_linear"})
+"""Ops that are one matrix product of their first two operands."""
+
+EMBEDDINGS = frozenset({"embedding", "c_embedding", "gather", "lookup_table", "lookup_table_v2"})
+"""Ops that look rows of a table up."""
+
+
+def forward_type(type: str) -> str:
+    """The forward op that a ``*_grad`` op belongs to; any other op is its own."""
+    return type.removesuffix("_grad")
+
+
+def grad_name(name: str) -> str:
+    """Name of a tensor's gradient."""
+    return f"{name}@GRAD"
+
+
+def base_name(name: str) -> str:
+    """Name of the tensor a gradient belongs to; any other name is its own."""
+    return name.removesuffix("@GRAD")
+
+
+def loss_values(kernels: Iterable[Kernel]) -> frozenset[str]:
+    """Names of the values that ops of the loss produce."""
+    return frozenset(v.name for k in kernels if k.type in LOSS_OPS for v in k.outputs)
+
+
+class Sizes:
+    """Elements and bytes per rank of the values of one segment. Remembers each value, so it must not outlive them."""
+
+    def __init__(
+        self,
+        mesh: ProcessMesh,
+        batch_scale: float,
+        precision: Precision,
+        sequence_parallel: bool = False,
+        float32: Collection[str] = (),
+    ):
+        self.mesh = mesh
+        self.batch_scale = batch_scale
+        self.half = precision != "fp32"
+        self.split = mesh.degree("mp") if sequence_parallel else 1
+        """Parts that a hidden state is split into along the sequence."""
+        self.float32 = float32
+        """Names of values that stay in float32."""
+        self._mp_axis = mesh.axes.index("mp") if "mp" in mesh.axes else None
+        self._shapes: dict[int, tuple[int, ...]] = {}
+
+    def shape(self, value: Value) -> tuple[int, ...]:
+        """Local shape, the sequence unsplit."""
+        found = self._shapes.get(id(value))
+        if found is None:
+            found = self._shapes[id(value)] = value.local_shape(self.mesh, self.batch_scale)
+        return found
+
+    def numel(self, value: Value) -> int:
+        """Local elements, the sequence unsplit."""
+        return prod(self.shape(value))
+
+    def itemsize(self, value: Value) -> int:
+        """Bytes of an element."""
+        if self.half and value.dtype == "float32" and base_name(value.name) not in self.float32:
+            return 2
+        return DTYPE_BYTES[value.dtype]
+
+    def nbytes(self, value: Value) -> int:
+        """Local bytes, the sequence unsplit."""
+        return self.numel(value) * self.itemsize(value)
+
+    def is_split(self, value: Value) -> bool:
+        """True for a hidden state that sequence parallelism splits: an intermediate value that grows with the batch and
+        that the mp group would otherwise replicate."""
+        return (
+            self.split > 1
+            and value.kind == "var"
+            and value.batch_dim is not None
+            and len(value.shape) > 1
+            and base_name(value.name) not in self.float32
+            and self._mp_axis not in value.placement.dims_mapping
+            and all(axis != self._mp_axis for axis, _ in value.placement.partial)
+        )
+
+    def stored(self, value: Value) -> float:
+        """Local bytes as kept in memory, a split sequence counted as its part."""
+        return self.nbytes(value) / (self.split if self.is_split(value) else 1)
