@@ -11,8 +11,8 @@ from paddle_rbt_plugin.plugins import hookimpl
 # What may happen to heads between projection and core: layout, rotary embedding, norm, repetition for grouped queries.
 HEAD_OPS = {
     "reshape", "transpose", "unsqueeze", "squeeze", "expand", "expand_as", "tile", "repeat_interleave", "slice",
-    "strided_slice", "split", "concat", "stack", "cast", "scale", "multiply", "divide", "add", "subtract", "layer_norm", "rms_norm",
-    "fused_rotary_position_embedding",
+    "strided_slice", "split", "concat", "stack", "cast", "scale", "multiply", "divide", "add", "subtract",
+    "layer_norm", "rms_norm", "fused_rotary_position_embedding",
 }  # fmt: skip
 # What may happen to the scores before the softmax: scaling, masks.
 SCORE_OPS = {"scale", "multiply", "divide", "add", "subtract", "where", "masked_fill", "cast", "reshape", "tanh"}
