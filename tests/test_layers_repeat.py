@@ -7,6 +7,7 @@ import re
 import paddle
 import pytest
 from paddle.utils import unique_name
+from test_layers import Builder
 
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph import Graph
@@ -133,12 +134,20 @@ def test_a_layer_in_the_middle_that_is_read_from_outside_cannot_be_repeated():
 
 
 def test_layers_that_read_further_back_than_the_one_before_cannot_be_repeated():
-    graph = trace("gpt", 4)
-    blocks = cluster_layers(graph).blocks
-    ops = list(graph.ops)
-    for block, source in ((blocks[1], graph.ops[blocks[0].ops[0] - 1]), (blocks[2], graph.ops[blocks[0].ops[-1]])):
-        op = ops[block.ops[-1]]
-        ops[op.index] = dataclasses.replace(op, inputs={**op.inputs, "y": source.results[:1]})
-    skipping = Graph(graph.tensors, tuple(ops), graph.loss)
-    with pytest.raises(UnsupportedProgram, match=r"neither shared, nor handed on|differ"):
-        repeat_layers(skipping, cluster_layers(graph), 5)
+    g = Builder()
+    before, x = g.data(4, 8), g.embed()
+    for _ in range(4):
+        before, x = x, g.op("mix", g.linear(x), before)
+    graph = g.graph(g.head(x))
+    with pytest.raises(UnsupportedProgram, match="are neither shared, nor handed on, nor parameters of their own"):
+        repeat_layers(graph, cluster_layers(graph), 5)
+
+
+def test_different_layers_cannot_be_repeated():
+    g = Builder()
+    x = g.embed()
+    for i in range(6):
+        x = g.op("dropout", g.block(x), p=0.1 if i < 3 else 0.2)
+    graph = g.graph(g.head(x))
+    with pytest.raises(UnsupportedProgram, match="cannot repeat layers that differ"):
+        repeat_layers(graph, cluster_layers(graph), 8)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paddle_rbt_plugin.graph.graph import Graph
+from paddle_rbt_plugin.graph.graph import Graph, Tensor
 from paddle_rbt_plugin.layers.layers import Layers, Segment
 from paddle_rbt_plugin.layers.structure import external_inputs, op_tokens, wiring
 
@@ -162,7 +162,7 @@ class _Clustering:
         return any(op is not None and op.index in previous for op in producers)
 
 
-def _params(graph: Graph, op: int) -> list:
+def _params(graph: Graph, op: int) -> list[Tensor]:
     return [t for t in graph.op_inputs(graph.ops[op]) if t.kind == "param"]
 
 

@@ -40,36 +40,45 @@ class _Repetition:
         blocks = [block.ops for block in layers.blocks]
         self._check(layers, blocks)
         self.traced = len(blocks)
-        self.first, self.template, self.witness = blocks[:3]
+        self.template, self.witness = blocks[1:3]
+
         inputs = [external_inputs(graph, block) for block in blocks]
         results = [tuple(t for i in block for t in graph.ops[i].results) for block in blocks]
-
+        # What the template reads from the first block, to the same result of the template.
         self.handed_on: dict[int, int] = {}
-        """What the template reads from the first block, to the same result of the template."""
-        own: list[int] = []
-        for j, (t, u) in enumerate(zip(inputs[1], inputs[2], strict=True)):
-            if t == u:
-                continue
-            if graph.tensors[t].kind == graph.tensors[u].kind == "param":
-                own.append(j)
-            elif t in results[0] and results[1][results[0].index(t)] == u:
-                self.handed_on[t] = u
-            else:
-                raise UnsupportedProgram(
-                    f"cannot repeat the layers: {graph.tensors[t].name!r} and {graph.tensors[u].name!r}, which the second and "
-                    "the third read in the same place, are neither shared, nor handed on, nor parameters of their own"
-                )
-        owned = [[*(inputs[k][j] for j in own), *results[k]] for k in range(self.traced)]
+        own_inputs = self._sort_inputs(inputs, dict(zip(results[0], results[1], strict=True)))
+        # What a block brings along: its own parameters and its results, in corresponding order.
+        owned = [[*(row[j] for j in own_inputs), *result] for row, result in zip(inputs, results, strict=True)]
         self.owned = sorted(owned[1])
         self.to_witness = dict(zip(owned[1], owned[2], strict=True))
         self.from_last = dict(zip(owned[-1], owned[1], strict=True))
         self.replaced = {t for block in owned[1:] for t in block}
 
+        # Ops and tensors of the new graph, in order.
         self.ops: list[Placed] = [(0, i) for i in range(self.template[0])]
         self.ops += [(k, i) for k in range(1, count) for i in self.template]
         self.ops += [(0, i) for i in range(blocks[-1][-1] + 1, len(graph.ops))]
         self.tensors = list(self._tensors())
         self.index = {placed: i for i, placed in enumerate(self.tensors)}
+
+    def _sort_inputs(self, inputs: list[tuple[int, ...]], counterpart: dict[int, int]) -> list[int]:
+        """Places of the inputs that are a block's own parameters; fills in what is handed on. ``counterpart`` maps results
+        of the first block to those of the template."""
+        own = []
+        for j, (t, u) in enumerate(zip(inputs[1], inputs[2], strict=True)):
+            tensors = self.old.tensors[t], self.old.tensors[u]
+            if t == u:
+                continue
+            if all(tensor.kind == "param" for tensor in tensors):
+                own.append(j)
+            elif counterpart.get(t) == u:
+                self.handed_on[t] = u
+            else:
+                raise UnsupportedProgram(
+                    f"cannot repeat the layers: {tensors[0].name!r} and {tensors[1].name!r}, which the second and the third "
+                    "read in the same place, are neither shared, nor handed on, nor parameters of their own"
+                )
+        return own
 
     def _check(self, layers: Layers, blocks: list[tuple[int, ...]]) -> None:
         if len(blocks) < 3 or self.count < 2:
