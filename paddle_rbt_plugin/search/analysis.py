@@ -13,7 +13,7 @@ from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph import Graph, Tensor
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.layers.layers import Layers
-from paddle_rbt_plugin.pattern import CompiledPattern, MatchResult, Pattern, match_all
+from paddle_rbt_plugin.pattern import CompiledPattern, ExpandedSpec, Match, MatchResult, Pattern, match_all
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,19 @@ class Analysis:
     _completions: dict[tuple, Completion] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
+    def claims(self) -> dict[int, tuple[ExpandedSpec, Match]]:
+        """Every claimed tensor with its spec and the match that claims it, collected once for all candidates."""
+        return self.matches.claims
+
+    @cached_property
     def unmatched(self) -> tuple[Tensor, ...]:
         """Parameters of two or more dimensions that no pattern claims: what stays whole on every rank unnoticed."""
-        return tuple(t for t in self.graph.params if t.ndim > 1 and t.index not in self.matches.claims)
+        return tuple(t for t in self.graph.params if t.ndim > 1 and t.index not in self.claims)
 
     def placement(self, tensor: Tensor, mesh: ProcessMesh) -> Placement:
         """Where a parameter or data tensor lies: as its pattern says; else data by the batch, parameters whole."""
-        if tensor.index in self.matches.claims:
-            spec, _ = self.matches.claims[tensor.index]
+        if tensor.index in self.claims:
+            spec, _ = self.claims[tensor.index]
             return Placement(tuple(mesh.axes.index(a) if a in mesh.axes else -1 for a in spec))
         if tensor.kind == "data" and "dp" in mesh.axes:
             return data_parallel(tensor.shape, self.batch, mesh.axes.index("dp"))
@@ -50,7 +55,7 @@ class Analysis:
         Every tensor that a pattern claims counts, intermediate ones too: that is how the number of heads is seen."""
         if degrees.get("dp", 1) > 1 and self.batch % degrees["dp"]:
             return f"dp {degrees['dp']} does not divide the batch of {self.batch} (legal: {_legal(self.batch)})"
-        for tensor, (spec, match) in self.matches.claims.items():
+        for tensor, (spec, match) in self.claims.items():
             for dim, axis in enumerate(spec):
                 size = self.graph.tensors[tensor].shape[dim]
                 if axis is not None and size % degrees.get(axis, 1):
@@ -82,7 +87,7 @@ class Analysis:
     def lost_sharding(self, completion: Completion) -> str:
         """The first sharding that a pattern asked for and completion gave up; empty where all survived."""
         mesh = completion.mesh
-        for tensor, (spec, match) in self.matches.claims.items():
+        for tensor, (spec, match) in self.claims.items():
             placed = completion.placements[tensor].dims_mapping
             for dim, axis in enumerate(spec):
                 if axis in mesh.axes and placed[dim] != mesh.axes.index(axis):

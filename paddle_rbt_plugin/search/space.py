@@ -136,7 +136,7 @@ def _rules_out(analysis: Analysis, training: Training, space: SearchSpace, degre
         return f"pp {degrees['pp']} exceeds the {layers} layer{'s' if layers > 1 else ''} of the model"
     if training.global_batch % degrees["dp"]:
         return f"dp {degrees['dp']} does not divide the global batch of {training.global_batch}"
-    if degrees["mp"] > 1 and not any("mp" in spec for spec, _ in analysis.matches.claims.values()):
+    if degrees["mp"] > 1 and not any("mp" in spec for spec, _ in analysis.claims.values()):
         return "no pattern that matched shards anything along mp"
     return analysis.indivisible({axis: n for axis, n in degrees.items() if axis != "pp"})
 
