@@ -87,7 +87,7 @@ class _Clustering:
         main = self.best_repeat(range(total))
         if not main or sum(map(len, main)) < MAIN_SHARE * total:
             return []
-        enough = LAYER_SHARE * self.param_bytes(main[0])
+        enough = max(1.0, LAYER_SHARE * self.param_bytes(main[0]))
         before = self.more_blocks(range(main[0].start), enough)
         after = self.more_blocks(range(main[-1].stop, total), enough)
         return self.with_odd_blocks([*before, *main, *after], enough)
