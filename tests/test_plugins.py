@@ -171,7 +171,7 @@ def test_a_blocked_plugin_is_not_imported(install):
 
 
 def test_a_blocked_name_that_nothing_has_is_an_error_with_a_suggestion(install):
-    with pytest.raises(PatternError, match="cannot block 'row_matmull'.*did you mean 'row_matmul'"):
+    with pytest.raises(PatternError, match=r"cannot block 'row_matmull'.*did you mean 'row_matmul'"):
         load_plugins(["row_matmull"])
 
 
