@@ -1,0 +1,50 @@
+"""Finds parallel strategies for PaddlePaddle models from plugin patterns and hands them to Paddle's auto-parallel framework.
+
+Importing it registers the pass ``rule_based_tuner`` and the fields of ``strategy.tuning``.
+"""
+
+try:
+    import paddle as _paddle  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "paddle":
+        raise
+    raise ModuleNotFoundError(
+        "paddle-rbt-plugin needs PaddlePaddle: install 'paddle-rbt-plugin[cpu]' or 'paddle-rbt-plugin[gpu]'", name="paddle"
+    ) from None
+
+from paddle_rbt_plugin.cluster import Cluster, parse_cluster
+from paddle_rbt_plugin.errors import (
+    ClusterError,
+    ModelError,
+    NoFeasiblePlan,
+    PatternError,
+    PlanError,
+    TunerError,
+    UnsupportedProgram,
+)
+from paddle_rbt_plugin.handover.engine import engine_plan, install
+from paddle_rbt_plugin.pattern import Pattern
+from paddle_rbt_plugin.plan.plan import Plan
+from paddle_rbt_plugin.plugins import hookimpl, hookspec
+from paddle_rbt_plugin.tuner import TunerWarning, tune
+
+install()
+
+__all__ = [
+    "Cluster",
+    "ClusterError",
+    "ModelError",
+    "NoFeasiblePlan",
+    "Pattern",
+    "PatternError",
+    "Plan",
+    "PlanError",
+    "TunerError",
+    "TunerWarning",
+    "UnsupportedProgram",
+    "engine_plan",
+    "hookimpl",
+    "hookspec",
+    "parse_cluster",
+    "tune",
+]

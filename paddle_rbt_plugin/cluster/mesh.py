@@ -25,6 +25,11 @@ class ProcessMesh:
         """Ranks along an axis; 1 for an axis the mesh lacks."""
         return self.shape[self.axes.index(axis)] if axis in self.axes else 1
 
+    def coordinate(self, rank: int, axis: str) -> int:
+        """Position of a rank along an axis; 0 along an axis the mesh lacks. Raises ValueError for a rank it lacks."""
+        place = self.ranks.index(rank)
+        return place // self._stride(axis) % self.degree(axis) if axis in self.axes else 0
+
     def group(self, axis: str) -> tuple[int, ...]:
         """The ranks that communicate along ``axis`` with the first rank of the mesh."""
         if axis not in self.axes:

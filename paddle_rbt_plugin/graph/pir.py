@@ -38,16 +38,19 @@ def _plain(value: Any) -> Any:
     return dtype_name(value)
 
 
-def read_program(program: Any, loss: Any = None, structured_names: Mapping[str, str] | None = None) -> Graph:
+def read_program(
+    program: Any, loss: Any = None, structured_names: Mapping[str, str] | None = None, needs_loss: bool = True
+) -> Graph:
     """Graph of a serial forward program.
 
     ``loss`` is the value to minimise; without it, the program's only floating-point scalar that nothing else reads.
-    ``structured_names`` maps parameter names to their paths in ``named_parameters()``.
+    ``structured_names`` maps parameter names to their paths in ``named_parameters()``. Without ``needs_loss`` the program may
+    lack one, as that of prediction does.
 
     Raises UnsupportedProgram for an empty program, one that is not a forward program, one without a loss, and for dynamic
     shapes and control flow.
     """
-    return _Reader(program, structured_names or {}).read(loss)
+    return _Reader(program, structured_names or {}).read(loss, needs_loss)
 
 
 class _Reader:
@@ -60,7 +63,7 @@ class _Reader:
         self.counts: dict[str, int] = {}
         self.params: dict[int, Any] = {}  # id of a PIR value -> builtin.parameter; read at first use
 
-    def read(self, loss: Any) -> Graph:
+    def read(self, loss: Any, needs_loss: bool) -> Graph:
         self._check()
         for source, op in enumerate(self.ops_in):
             name = op.name()
@@ -75,7 +78,7 @@ class _Reader:
         for value_id, op in self.params.items():  # parameters that nothing reads are still held in memory
             if value_id not in self.index_of:
                 self._parameter(op)
-        return Graph(tuple(self.tensors), tuple(self.ops), self._loss(loss))
+        return Graph(tuple(self.tensors), tuple(self.ops), self._loss(loss) if needs_loss else None)
 
     def _check(self) -> None:
         compute = [op for op in self.ops_in if not op.name().startswith("builtin.") and op.name() != "pd_op.data"]

@@ -6,11 +6,17 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+
+from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+from paddle_rbt_plugin.errors import TunerError
 
 
 @contextlib.contextmanager
@@ -45,8 +51,6 @@ def enable_static_training_on_cpu(meshes: Sequence[Any]) -> None:
     import paddle
     from paddle.distributed.auto_parallel.static import process_group
 
-    from paddle_rbt_plugin.errors import TunerError
-
     if paddle.base.core.is_compiled_with_cuda() or paddle.distributed.get_world_size() < 2:
         return
     for mesh in meshes:
@@ -75,3 +79,149 @@ def _instantiate_gloo(group: Any) -> None:
         store = core.create_or_get_global_tcp_store()
         core.CommContextManager.create_gloo_comm_context(store, str(group.id), group.local_rank(rank), group.nranks)
     group._is_instantiate = True
+
+
+def give_distributed_strategy_tuning() -> None:
+    """Adds ``tuning`` to ``dist.Strategy`` and carries it to the engine of ``dist.to_static``.
+
+    Reason: only ``auto.Strategy`` has the field, and ``DistModel`` copies a fixed list of fields. Versions: 3.0 to 3.3.
+    """
+    from paddle.distributed.auto_parallel import api
+    from paddle.distributed.auto_parallel.strategy import TuningConfig
+
+    original_init = api.Strategy.__init__
+    original_convert = api.DistModel._DistModel__convert_strategy
+
+    @functools.wraps(original_init)
+    def init(strategy: Any, config: Any = None) -> None:
+        original_init(strategy, config)
+        strategy.tuning = TuningConfig(strategy._config_dict.get("tuning"))
+
+    @functools.wraps(original_convert)
+    def convert(model: Any, strategy: Any) -> Any:
+        inner = original_convert(model, strategy)
+        if inner is not None and hasattr(strategy, "tuning"):
+            inner.tuning = copy.deepcopy(strategy.tuning)
+        return inner
+
+    api.Strategy.__init__ = init
+    api.DistModel._DistModel__convert_strategy = convert
+
+
+def tell_engine_its_data_rank(engine: Any, mesh: ProcessMesh) -> None:
+    """Sets what the planner of the legacy IR sets and PIR does not: how the data is split over ranks, and which part this
+    rank reads. Versions: 3.0 to 3.3."""
+    import paddle
+
+    rank = paddle.distributed.get_rank()
+    inputs = len(engine._inputs_spec) + len(engine._labels_spec)
+    engine._dp_world_sizes = [mesh.degree("dp")] * inputs
+    engine._dp_ranks = [mesh.coordinate(rank, "dp")] * inputs
+
+
+def let_engine_fit_in_pir() -> None:
+    """Makes ``Engine.fit``, ``evaluate``, ``predict`` and ``prepare`` + ``run`` work on PIR programs.
+
+    Reason: they read ``_dist_contexts``, which PIR leaves empty: ``fit`` fails in ``_validate_batch_size`` and, past it, in
+    ``_prepare_dataloader``, ``_prepare_fetch``, ``optimizer`` and ``_prepare_logger``; ``run`` fails in ``_prepare_reader``.
+    Engines that are not in PIR mode keep Paddle's methods. Versions: 3.0 to 3.3.
+    """
+    from paddle.distributed.auto_parallel.static.engine import Engine
+
+    def in_pir(original: Any, replacement: Any) -> Any:
+        @functools.wraps(original)
+        def method(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            return (replacement if engine._in_pir_mode else original)(engine, *args, **kwargs)
+
+        return method
+
+    Engine._prepare_dataloader = in_pir(Engine._prepare_dataloader, _pir_dataloader)
+    Engine._prepare_fetch = in_pir(Engine._prepare_fetch, _pir_fetch)
+    Engine._prepare_logger = in_pir(Engine._prepare_logger, _pir_logs)
+    Engine._prepare_reader = in_pir(Engine._prepare_reader, lambda engine, feed_list=(): None)
+    Engine.optimizer = property(in_pir(Engine.optimizer.fget, lambda engine: engine._optimizer))
+
+
+def _pir_dataloader(
+    engine: Any,
+    dataset: Any,
+    return_list: bool = True,
+    batch_size: int = 1,
+    shuffle: bool = False,
+    drop_last: bool = True,
+    collate_fn: Any = None,
+    num_workers: int = 0,
+    **_: Any,
+) -> Any:
+    """Batches of this rank's part of a dataset, each a list of one dict of arrays by feed name; the parts of all ranks make
+    the batches that a single process would read."""
+    import paddle
+
+    names = engine.get_feed_name_list()
+    replicas, rank = engine._dp_world_sizes[0], engine._dp_ranks[0]
+
+    def collate(samples: list[Any]) -> list[dict[str, Any]]:
+        batch = collate_fn(samples) if collate_fn else [np.stack(column) for column in zip(*map(_flat, samples), strict=True)]
+        return [dict(zip(names, _flat(batch), strict=False))]
+
+    if isinstance(dataset, paddle.io.IterableDataset):
+        return _StridedBatches(dataset, batch_size, replicas, rank, collate)
+    sampler = paddle.io.DistributedBatchSampler(
+        dataset, batch_size, num_replicas=replicas, rank=rank, shuffle=shuffle, drop_last=drop_last
+    )
+    return paddle.io.DataLoader(dataset, batch_sampler=sampler, collate_fn=collate, num_workers=num_workers, return_list=True)
+
+
+class _StridedBatches:
+    """Whole batches of an iterable dataset, of which this rank keeps its part; a last, smaller batch is dropped."""
+
+    def __init__(self, dataset: Any, batch_size: int, replicas: int, rank: int, collate: Any):
+        self.dataset, self.size, self.replicas, self.rank, self.collate = dataset, batch_size, replicas, rank, collate
+
+    def __len__(self) -> int:
+        return sys.maxsize  # unknown; the engine stops when the iteration does
+
+    def __iter__(self) -> Iterator[Any]:
+        samples = iter(self.dataset)
+        while len(batch := list(itertools.islice(samples, self.size * self.replicas))) == self.size * self.replicas:
+            yield self.collate(batch[self.rank * self.size : (self.rank + 1) * self.size])
+
+
+def _flat(sample: Any) -> list[Any]:
+    if isinstance(sample, dict):
+        return list(sample.values())
+    if isinstance(sample, (list, tuple)):
+        return [part for item in sample for part in _flat(item)]
+    return [sample]
+
+
+def _pir_fetch(engine: Any, user_fetches: Any, mode: str) -> tuple[list[Any], list[list[int]]]:
+    """The loss, or in prediction every output, as values of the program that runs."""
+    program = engine.main_program
+    outputs = [op for op in program.global_block().ops if op.name() == "builtin.shadow_output"]
+    by_name = {op.attrs()["output_name"]: op.operand_source(0) for op in outputs}
+    if mode == "predict":
+        values = [v for v in by_name.values() if v.initialized()]
+        return values, [list(range(len(values)))]
+    loss = by_name.get(engine._loss_names[0])
+    return ([loss], [[0]]) if loss is not None and loss.initialized() else ([], [[]])
+
+
+def _pir_logs(
+    engine: Any,
+    outs: Any,
+    epoch: Any = None,
+    step: Any = None,
+    lr: Any = None,
+    fetch_names: Any = None,
+    fetch_indices: Any = None,
+    mode: Any = None,
+) -> dict[str, Any]:
+    logs = {"epoch": epoch, "step": None if step is None else step + 1, "lr": lr}
+    logs = {key: value for key, value in logs.items() if value is not None}
+    values = [outs[i] for i in fetch_indices[0]]
+    if mode == "predict":
+        logs["outputs"] = {f"out{i}": value for i, value in enumerate(values)}
+    elif values:
+        logs["loss"] = values[0]
+    return logs | {"fetches": {}}

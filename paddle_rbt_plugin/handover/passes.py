@@ -1,0 +1,68 @@
+"""The registered pass ``rule_based_tuner``: plans a serial forward program and annotates it in place.
+
+    new_pass("rule_based_tuner", {"cluster": "1x8:A100-80G"}).apply([main], [startup], context)
+
+Its attributes are the fields of ``strategy.tuning``, and ``global_batch``, ``precision`` and ``loss``. The plan is left in
+the context under the key ``plan``. Applied to a program that is not the one planned, but reads its parameters (that of
+evaluation), it takes the ``plan`` attribute and searches nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import paddle
+from paddle.distributed.passes.pass_base import PassBase, register_pass
+
+from paddle_rbt_plugin.config import PASS_NAME, Settings
+from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.graph import read_program
+from paddle_rbt_plugin.handover.patches import enable_static_training_on_cpu
+from paddle_rbt_plugin.handover.replay import annotate, paddle_mesh
+from paddle_rbt_plugin.plan.plan import Plan
+from paddle_rbt_plugin.tuner import job_cluster, tune_graph
+
+PLAN = "plan"
+
+
+@register_pass(PASS_NAME)
+class RuleBasedTunerPass(PassBase):
+    """Plans and annotates one PIR program. Raises TunerError for wrong attributes, programs and clusters."""
+
+    def _check_self(self) -> bool:
+        return True
+
+    def _check_conflict(self, other_pass: Any) -> bool:
+        return True
+
+    def _apply_single_impl(self, main_program: Any, startup_program: Any, context: Any) -> None:
+        extra = {key: self._attrs[key] for key in ("global_batch", "precision", "loss", "constraints") if key in self._attrs}
+        settings = Settings.from_mapping({k: v for k, v in self._attrs.items() if k not in extra and k != PLAN})
+        _require_pir(main_program)
+        graph = read_program(main_program, extra.pop("loss", None))
+        world = paddle.distributed.get_world_size()
+        if world > 1 or settings.cluster is None:
+            job_cluster(settings, world)
+        plan = tune_graph(graph, settings, **extra)
+        apply_plan(main_program, plan, {name: t.placement for name, t in plan.leaves(graph).items()})
+        context.set_attr(PLAN, plan)
+
+
+def apply_plan(program: Any, plan: Plan, placements: dict[str, Any]) -> None:
+    """Annotates a program in place. Raises TunerError for a plan that PIR cannot execute this way."""
+    if plan.degrees["pp"] > 1:
+        raise TunerError(
+            f"the plan has {plan.degrees['pp']} pipeline stages, which this version plans but does not apply to PIR programs; "
+            "restrict the search with search_space={'pp': 1}"
+        )
+    mesh = plan.stages[0].process_mesh
+    enable_static_training_on_cpu([paddle_mesh(mesh)])
+    annotate(program, mesh, placements)
+
+
+def _require_pir(program: Any) -> None:
+    if not isinstance(program, paddle.base.libpaddle.pir.Program):
+        raise TunerError(
+            f"the pass {PASS_NAME!r} takes PIR programs in this version, not {type(program).__name__}; "
+            "leave FLAGS_enable_pir_api at its default of 1"
+        )

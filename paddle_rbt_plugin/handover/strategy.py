@@ -1,0 +1,89 @@
+"""Between Paddle's Strategy and the tuner: what a strategy fixes, and the strategy that a plan asks for."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from paddle_rbt_plugin.config import PASS_NAME, Settings
+from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.plan.plan import Plan
+from paddle_rbt_plugin.tuner import Constraint
+
+_PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
+
+
+def is_enabled(tuning: Any) -> bool:
+    """True when ``strategy.tuning`` asks for this tuner; ``enable`` without ``pass_name`` keeps Paddle's own meaning."""
+    return bool(tuning is not None and tuning.enable and getattr(tuning, "pass_name", None) == PASS_NAME)
+
+
+def settings_of(tuning: Any) -> Settings:
+    """The settings in ``strategy.tuning``. Raises TunerError for a field that does not exist, from a dict or an attribute."""
+    from paddle.distributed.auto_parallel import constants
+
+    known = set(constants.get_category_default_config(constants.TUNING))
+    for name in [*(tuning._config_dict or {}), *vars(tuning)]:
+        if name not in known and not name.startswith("_"):
+            near = difflib.get_close_matches(name, sorted(known), 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TunerError(f"strategy.tuning has no field {name!r}{hint}")
+    return Settings.from_mapping({name: getattr(tuning, name, None) for name in Settings.names()})
+
+
+def precision_of(strategy: Any) -> str:
+    """The precision that ``strategy.amp`` trains in."""
+    return _PRECISIONS[strategy.amp.dtype] if strategy.amp.enable else "fp32"
+
+
+def accumulate_steps_of(strategy: Any) -> int:
+    """Micro batches per optimizer step: the program holds one of them."""
+    if strategy.pipeline.enable:
+        return int(strategy.pipeline.accumulate_steps)
+    return int(strategy.gradient_merge.k_steps) if strategy.gradient_merge.enable else 1
+
+
+def constraints_of(strategy: Any) -> list[Constraint]:
+    """What the strategy, and what the engine can execute in PIR, leave of the search space."""
+    if strategy.pipeline.enable:
+        raise TunerError(
+            "strategy.pipeline is enabled, but pipeline plans are not applied to PIR programs in this version; disable it"
+        )
+    steps = accumulate_steps_of(strategy)
+    recompute = "full" if strategy.recompute.enable else "none"
+    sharding = int(strategy.sharding.stage) if strategy.sharding.enable else 0
+    return [
+        Constraint("executing a PIR program in this version", {"pp": (1,), "sequence_parallel": (False,)}),
+        Constraint("strategy.gradient_merge", {"accumulate_steps": (steps,)}),
+        Constraint("strategy.recompute", {"recompute": (recompute,)}),
+        Constraint("strategy.sharding", {"sharding_stage": (sharding,)}),
+    ]
+
+
+def to_strategy(plan: Plan) -> Any:
+    """A ``paddle.distributed.Strategy`` with the pipeline, accumulation, recompute, sharding and precision of the plan."""
+    import paddle.distributed as dist
+
+    strategy = dist.Strategy()
+    if plan.degrees["pp"] > 1:
+        strategy.pipeline.enable = True
+        strategy.pipeline.schedule_mode = plan.schedule
+        strategy.pipeline.micro_batch_size = plan.micro_batch
+        strategy.pipeline.accumulate_steps = plan.accumulate_steps
+        strategy.pipeline.pp_degree = plan.degrees["pp"]
+        strategy.pipeline.vpp_degree = plan.vpp
+    elif plan.accumulate_steps > 1:
+        strategy.gradient_merge.enable = True
+        strategy.gradient_merge.k_steps = plan.accumulate_steps
+        strategy.gradient_merge.avg = True
+    if plan.recompute != "none":
+        strategy.recompute.enable = True
+    if plan.sharding_stage:
+        strategy.sharding.enable = True
+        strategy.sharding.stage = plan.sharding_stage
+        strategy.sharding.degree = plan.degrees["dp"]
+    if plan.precision != "fp32":
+        strategy.amp.enable = True
+        strategy.amp.dtype = {"fp16": "float16", "bf16": "bfloat16"}[plan.precision]
+        strategy.amp.level = "O2"
+    return strategy
