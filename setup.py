@@ -1,4 +1,4 @@
-"""Packaging. The built-in patterns are plugins like any other: entry points of group ``paddle_rbt``, reachable in no other way."""
+"""Packaging. The built-in patterns are plugins like any other: entry points of group ``paddle_rbt``."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ PATTERNS = (
 CPU = ["paddlepaddle>=3.3,<3.4"]
 GPU = ["paddlepaddle-gpu>=3.3,<3.4"]
 TEST = ["pytest>=8", "hypothesis>=6.100"]
-DEV = ["ruff>=0.6", "mypy>=1.11", "types-PyYAML"]
+DEV = ["ruff>=0.6", "mypy>=1.11", "types-PyYAML", "types-jsonschema"]
 DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]
 
 setup(

@@ -184,7 +184,8 @@ class _Completer:
         built = self.oracle.forward(self._question(op))
         for t, product in zip(op.results, built.products, strict=True):
             self.placements[t] = product.kept
-        inputs, collectives = [], []
+        inputs: list[Value] = []
+        collectives: list[Collective] = []
         for use in built.uses:
             value = self._value(op.operands[use.source.index])
             collectives += self._changes(value, use.need, "forward")
@@ -252,9 +253,9 @@ class _Completer:
                 if product.gradient_of is not None:
                     gradients.setdefault(op.operands[product.gradient_of], []).append(product.kept)
             for use in built.uses:
-                t = self._forward_tensor(op, use)
-                if t is not None and use.reads and tensors[t].kind != "param":
-                    saved.setdefault(t, self._value(t))
+                read = self._forward_tensor(op, use)
+                if read is not None and use.reads and tensors[read].kind != "param":
+                    saved.setdefault(read, self._value(read))
         return kernels
 
     def _summed(self, tensor: int, placements: Sequence[Placement]) -> tuple[Placement, list[Kernel]]:
@@ -265,9 +266,7 @@ class _Completer:
         operands = tuple(Operand(t.shape, t.dtype, p, False) for p in placements)
         built = self.oracle.forward(Question("add_n", (), (("inputs", operands),)))
         values = [self._gradient(tensor, p) for p in placements]
-        collectives = [
-            c for v, use in zip(values, built.uses, strict=True) for c in self._changes(v, use.need, "backward")
-        ]
+        collectives = [c for v, use in zip(values, built.uses, strict=True) for c in self._changes(v, use.need, "backward")]
         total = built.products[0].kept
         inputs = tuple(replace(v, placement=use.need) for v, use in zip(values, built.uses, strict=True))
         return total, [Kernel("add_n", "backward", inputs, (self._gradient(tensor, total),), tuple(collectives))]

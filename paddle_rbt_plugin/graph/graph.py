@@ -147,6 +147,6 @@ class Graph:
     def signature(self) -> str:
         """Hash of the structure: op types, attributes, wiring, shapes and dtypes. Names and scopes do not count, so the
         same model built twice in one process, or traced in another one, has the same signature."""
-        lines = [[t.kind, t.shape, t.dtype] for t in self.tensors]
+        lines: list[list[object]] = [[t.kind, t.shape, t.dtype] for t in self.tensors]
         lines += [[op.type, op.operands, op.results, sorted((k, repr(v)) for k, v in op.attrs.items())] for op in self.ops]
         return hashlib.sha256(json.dumps([lines, self.loss]).encode()).hexdigest()[:32]

@@ -16,7 +16,9 @@ SINK_OPS = ("builtin.shadow_output", "builtin.set_parameter")
 CONSTANT_OPS = ("pd_op.full_int_array", "pd_op.full")
 _CONTROL_FLOW = ("pd_op.if", "pd_op.while", "pd_op.pylayer", "cf.")
 # Attributes that say nothing about what an op computes.
-_BOOKKEEPING = frozenset({"stop_gradient", "op_callstack", "struct_name", "op_role", "chunk_id", "place", "is_persistable", "op_dist_attr"})
+_BOOKKEEPING = frozenset(
+    {"stop_gradient", "op_callstack", "struct_name", "op_role", "chunk_id", "place", "is_persistable", "op_dist_attr"}
+)
 _FORWARD_ROLES = (-1, 0, 256)  # unset, OpRole.Forward, OpRole.Forward | OpRole.Loss
 
 
@@ -83,7 +85,9 @@ class _Reader:
     def _check(self) -> None:
         compute = [op for op in self.ops_in if not op.name().startswith("builtin.") and op.name() != "pd_op.data"]
         if not compute:
-            raise UnsupportedProgram("the program is empty: it holds no operation to plan; build the model's forward pass in it first")
+            raise UnsupportedProgram(
+                "the program is empty: it holds no operation to plan; build the model's forward pass in it first"
+            )
         for op in compute:
             name = op.name()
             if name.endswith(("_grad", "_grad_")) or op.op_role not in _FORWARD_ROLES:
@@ -108,6 +112,8 @@ class _Reader:
 
     def _tensor(self, value: Any, name: str, kind: TensorKind) -> int:
         shape = tuple(int(n) for n in value.shape)
+        if value.use_empty():  # scratch space of some kernels has no size until they run (batch_norm)
+            shape = tuple(max(n, 0) for n in shape)
         if any(n < 0 for n in shape):
             raise UnsupportedProgram(
                 f"tensor {name!r} has the dynamic shape {list(shape)}; give every dimension of the input_spec a size, "
@@ -153,7 +159,9 @@ class _Reader:
                 inputs[slot] = tuple(self._operand(v) for v in value.get_defining_op().operands_source())
             else:
                 inputs[slot] = (self._operand(value),)
-        outputs = {slot: self._results(name, slot, value) for slot, value in zip(op.get_output_names(), op.results(), strict=True)}
+        outputs = {
+            slot: self._results(name, slot, value) for slot, value in zip(op.get_output_names(), op.results(), strict=True)
+        }
         scope = op.attrs().get("struct_name", "") if op.has_attr("struct_name") else ""
         self.ops.append(Op(len(self.ops), name, type_, inputs, outputs, attrs, scope, source))
 

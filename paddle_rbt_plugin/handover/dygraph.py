@@ -97,7 +97,9 @@ class ShardedLoader:
         placements = iter(self.planned.values())
         sharded = self._nested(batch, placements)
         if next(placements, None) is not None:
-            raise PlanError(f"a batch holds fewer tensors than the {len(self.planned)} inputs of the program ({', '.join(self.planned)})")
+            raise PlanError(
+                f"a batch holds fewer tensors than the {len(self.planned)} inputs of the program ({', '.join(self.planned)})"
+            )
         return sharded
 
     def _nested(self, value: Any, placements: Iterator[Placement]) -> Any:
@@ -105,7 +107,9 @@ class ShardedLoader:
             return [self._nested(v, placements) for v in value]
         placement = next(placements, None)
         if placement is None:
-            raise PlanError(f"a batch holds more tensors than the {len(self.planned)} inputs of the program ({', '.join(self.planned)})")
+            raise PlanError(
+                f"a batch holds more tensors than the {len(self.planned)} inputs of the program ({', '.join(self.planned)})"
+            )
         return self._shard(value, placement)
 
     def _shard(self, value: Any, placement: Placement) -> Any:

@@ -64,7 +64,9 @@ def _tune(engine: Any, mode: str) -> None:
     plan = engine_plan(engine)
     if plan is None:
         if mode != "train":
-            raise TunerError(f"mode {mode!r} uses the plan of training, and there is none yet: prepare or fit the engine for training first")
+            raise TunerError(
+                f"mode {mode!r} uses the plan of training, and there is none yet: prepare or fit the engine for training first"
+            )
         settings = settings_of(strategy.tuning)
         job_cluster(settings, paddle.distributed.get_world_size())
         attrs = {name: getattr(settings, name) for name in Settings.names()}

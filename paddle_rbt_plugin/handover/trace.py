@@ -55,7 +55,9 @@ def trace_layer(
     specs += [_named(spec, f"label{i}") for i, spec in enumerate(labels_spec)]
     names = [spec.name for spec in specs]
     if len(set(names)) < len(names):
-        raise TunerError(f"two inputs have the same name: {sorted(n for n in set(names) if names.count(n) > 1)}; name each once")
+        raise TunerError(
+            f"two inputs have the same name: {sorted(n for n in set(names) if names.count(n) > 1)}; name each once"
+        )
     wrapped = _WithLoss(layer, loss, len(input_spec))
     wrapped.train() if layer.training else wrapped.eval()
     was_dynamic = paddle.in_dynamic_mode()
@@ -70,9 +72,7 @@ def trace_layer(
     return Trace(program, read_program(program, structured_names=structured))
 
 
-def with_batch(
-    input_spec: Sequence[Any], labels_spec: Sequence[Any], global_batch: int | None
-) -> tuple[list[Any], list[Any]]:
+def with_batch(input_spec: Sequence[Any], labels_spec: Sequence[Any], global_batch: int | None) -> tuple[list[Any], list[Any]]:
     """The specs with their batch dimension, the first one of the first input, set to ``global_batch`` where it is given.
 
     Raises TunerError for a batch dimension without a size when no global batch is given."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from paddle_rbt_plugin.cluster import Cluster, stage_meshes
-from paddle_rbt_plugin.cost.estimate import Estimate
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
+from paddle_rbt_plugin.cost.estimate import Estimate
 from paddle_rbt_plugin.cost.stages import make_stages
 from paddle_rbt_plugin.plan.plan import Plan, PlanEstimate, Stage, TensorPlacement
 from paddle_rbt_plugin.search import Analysis, SearchResult, candidate_dict
@@ -112,5 +112,3 @@ def _unmatched(analysis: Analysis) -> tuple[str, ...]:
 def _notable(analysis: Analysis) -> list:
     """Dropped matches that cost a weight its sharding: those that lost to another match cost nothing."""
     return [d for d in analysis.matches.dropped if d.winner is None]
-
-

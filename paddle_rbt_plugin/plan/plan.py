@@ -114,7 +114,9 @@ class Plan:
         """Where a tensor lies, by its name or its path in ``named_parameters()``. Raises PlanError for a name the plan lacks."""
         found = self.tensors.get(name) or self._by_structured_name.get(name)
         if found is None:
-            raise PlanError(f"the plan places no tensor {name!r}; it knows {len(self.tensors)}, such as {next(iter(self.tensors))!r}")
+            raise PlanError(
+                f"the plan places no tensor {name!r}; it knows {len(self.tensors)}, such as {next(iter(self.tensors))!r}"
+            )
         return replace(found, mesh=self.stages[found.stage].process_mesh)
 
     @property
@@ -269,7 +271,9 @@ def _check_consistent(source: str, stages: Sequence[Stage], tensors: Mapping[str
     for name, t in tensors.items():
         axes = [a for a in t.dims_mapping if a >= 0]
         if t.stage >= len(stages) or len(set(axes)) < len(axes) or any(a >= len(stages[t.stage].mesh) for a in axes):
-            raise PlanError(f"{source} is not a plan: tensors/{name}: dims_mapping {list(t.dims_mapping)} does not fit stage {t.stage}")
+            raise PlanError(
+                f"{source} is not a plan: tensors/{name}: dims_mapping {list(t.dims_mapping)} does not fit stage {t.stage}"
+            )
 
 
 @lru_cache(maxsize=1)

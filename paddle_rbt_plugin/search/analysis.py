@@ -92,7 +92,9 @@ class Analysis:
             for dim, axis in enumerate(spec):
                 if axis in mesh.axes and placed[dim] != mesh.axes.index(axis):
                     name = self.graph.tensors[tensor].name
-                    return f"pattern {match.pattern} shards dim {dim} of {name} along {axis}, but Paddle's completion gives it up"
+                    return (
+                        f"pattern {match.pattern} shards dim {dim} of {name} along {axis}, but Paddle's completion gives it up"
+                    )
         return ""
 
 

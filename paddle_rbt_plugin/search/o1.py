@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from paddle_rbt_plugin.cluster import Cluster, describe_axis, stage_meshes
 from paddle_rbt_plugin.completion import Completion
-from paddle_rbt_plugin.cost.estimate import Estimate, estimate
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
+from paddle_rbt_plugin.cost.estimate import Estimate, estimate
 from paddle_rbt_plugin.errors import NoFeasiblePlan
 from paddle_rbt_plugin.search.analysis import Analysis
 from paddle_rbt_plugin.search.space import Rejected, SearchSpace, candidate_dict, candidates

@@ -54,7 +54,7 @@ class SearchSpace:
 
         Raises TunerError for an unknown dimension or a value it cannot take."""
         known = [f.name for f in fields(cls) if f.name != "reasons"]
-        parsed: dict[str, tuple] = {}
+        parsed: dict[str, Any] = {}
         for key, value in (values or {}).items():
             if key not in known:
                 near = difflib.get_close_matches(str(key), known, 1)
@@ -77,7 +77,9 @@ class SearchSpace:
         for key, allowed in values.items():
             both = tuple(v for v in allowed if fixed[key] is None or v in fixed[key])
             if not both:
-                raise TunerError(f"search_space allows {key} in {list(fixed[key])}, but {reason} needs {key} in {list(allowed)}")
+                raise TunerError(
+                    f"search_space allows {key} in {list(fixed[key])}, but {reason} needs {key} in {list(allowed)}"
+                )
             fixed[key] = both
             reasons[key] = reason
         return SearchSpace(**fixed, reasons=reasons)
@@ -141,13 +143,11 @@ def _rules_out(analysis: Analysis, training: Training, space: SearchSpace, degre
     return analysis.indivisible({axis: n for axis, n in degrees.items() if axis != "pp"})
 
 
-def _variants(
-    analysis: Analysis, training: Training, space: SearchSpace, pp: int, dp: int, mp: int
-) -> Iterator[Candidate]:
+def _variants(analysis: Analysis, training: Training, space: SearchSpace, pp: int, dp: int, mp: int) -> Iterator[Candidate]:
     """The candidates of one factorisation."""
     per_replica = training.global_batch // dp
     orders = _choose(space.order, ["dp_mp"]) if dp > 1 and mp > 1 else ["dp_mp"]
-    recomputes = _choose(space.recompute, ["none", "full"]) if training.mode == "train" else ["none"]
+    recomputes: Sequence[Any] = _choose(space.recompute, ["none", "full"]) if training.mode == "train" else ["none"]
     for micro_batch in _micro_batches(space, per_replica, pp):
         steps = per_replica // micro_batch
         if space.forbids("accumulate_steps", steps):
