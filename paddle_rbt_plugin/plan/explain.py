@@ -1,0 +1,294 @@
+"""Why a plan is what it is: as plain data (``reasons``, ``tensor_reasons``) and as text made from that data.
+
+Everything is read from the plan, so a plan that was loaded from a file explains itself as well as one just made.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paddle_rbt_plugin.cluster import Cluster, describe_axis
+from paddle_rbt_plugin.errors import PlanError
+from paddle_rbt_plugin.plan.plan import Plan, TensorPlacement
+
+WIDTH = 80
+"""Columns of the text."""
+_RUNNER_UPS = 5
+_KINDS = {"param": "parameter", "data": "input", "var": "intermediate tensor"}
+
+
+@dataclass(frozen=True)
+class RejectedGroup:
+    """Candidates rejected for the same reason, numbers aside."""
+
+    reason: str
+    """That of the candidate with the smallest numbers in it: the one that came nearest."""
+    candidate: Mapping[str, Any]
+    """The candidate it is the reason of."""
+    count: int
+
+
+def reasons(plan: Plan) -> dict[str, Any]:
+    """The decision and all that speaks for it, as plain JSON values; times in seconds, sizes in bytes."""
+    return {
+        "cluster": str(Cluster.from_dict(plan.cluster)),
+        "candidate": decision(plan),
+        "global_batch": plan.global_batch,
+        "precision": plan.precision,
+        "level": plan.level,
+        "estimate": asdict(plan.estimate),
+        "communication": communication(plan),
+        "runner_ups": runner_ups(plan),
+        "rejected": [asdict(group) for group in group_rejected(plan.rejected)],
+        "patterns": dict(plan.patterns),
+        "unmatched": list(plan.unmatched),
+        "notes": list(plan.notes),
+    }
+
+
+def tensor_reasons(plan: Plan, name: str) -> dict[str, Any]:
+    """Where a tensor lies and what decided it, as plain JSON values.
+
+    ``name`` is a tensor's name or a parameter's path in ``named_parameters()``. Raises PlanError, with the nearest names, for
+    one that the plan does not place."""
+    key, tensor = _find(plan, name)
+    stage = plan.stages[tensor.stage]
+    version = plan.patterns.get(tensor.pattern or "", {}).get("version")
+    return {
+        "name": key,
+        "structured_name": tensor.structured_name,
+        "kind": tensor.kind,
+        "stage": tensor.stage,
+        "layers": list(stage.layers),
+        "devices": list(stage.devices),
+        "mesh": dict(zip(stage.axes, stage.mesh, strict=True)),
+        "dims_mapping": list(tensor.dims_mapping),
+        "dims": [None if axis < 0 else stage.axes[axis] for axis in tensor.dims_mapping],
+        "pattern": tensor.pattern,
+        "distribution": tensor.distribution,
+        "version": version,
+        "why": _why(tensor),
+    }
+
+
+def explain_plan(plan: Plan) -> str:
+    """The decision and why, in lines of at most 80 columns where names allow it."""
+    return "\n\n".join(_sections(reasons(plan))) + "\n"
+
+
+def explain_tensor(plan: Plan, name: str) -> str:
+    """All about one tensor; see ``tensor_reasons``."""
+    t = tensor_reasons(plan, name)
+    title = t["name"] + (f" ({t['structured_name']})" if t["structured_name"] else "")
+    first, last = t["layers"]
+    mesh = " x ".join(f"{axis} {n}" for axis, n in t["mesh"].items())
+    split = [f"dim {i} split over {axis} {t['mesh'][axis]}" for i, axis in enumerate(t["dims"]) if axis is not None]
+    rows = {
+        "kind": _KINDS[t["kind"]],
+        "placement": ", ".join(split) or "whole on every device of its stage",
+        "dims mapping": str(t["dims_mapping"]),
+        "mesh": f"{mesh}, {_span('device', t['devices'][0], t['devices'][-1])}",
+        "stage": f"{t['stage']}, {_span('layer', first, last)}",
+        "decided by": f"pattern {t['pattern']} of {_source(t)}" if t["pattern"] else "no pattern",
+        "which means": t["why"],
+    }
+    return "\n".join([title, *_rows(rows)]) + "\n"
+
+
+def decision(plan: Plan) -> dict[str, Any]:
+    """The plan as a candidate, in the words of ``plan.candidates``."""
+    return {
+        **plan.degrees,
+        "micro_batch": plan.micro_batch,
+        "accumulate_steps": plan.accumulate_steps,
+        "recompute": plan.recompute,
+        "sharding_stage": plan.sharding_stage,
+        "sequence_parallel": plan.sequence_parallel,
+        "schedule": plan.schedule,
+        "vpp": plan.vpp,
+        "axes": list(plan.stages[0].axes),
+    }
+
+
+def communication(plan: Plan) -> list[dict[str, Any]]:
+    """Where each axis of more than one device communicates."""
+    cluster = Cluster.from_dict(plan.cluster)
+    mesh = plan.stages[0].process_mesh
+    rows = [
+        {"axis": axis, "degree": mesh.degree(axis), "where": describe_axis(mesh, axis, cluster)}
+        for axis in mesh.axes
+        if mesh.degree(axis) > 1
+    ]
+    firsts = [stage.devices[0] for stage in plan.stages]
+    cuts = list(itertools.pairwise(firsts))
+    crossing = sum(cluster.machine_of(a) != cluster.machine_of(b) for a, b in cuts)
+    if cuts:
+        where = f"pp {plan.degrees['pp']} crosses machines at {crossing} of its {len(cuts)} cuts"
+        rows.append({"axis": "pp", "degree": plan.degrees["pp"], "where": where})
+    return rows
+
+
+def runner_ups(plan: Plan, count: int = _RUNNER_UPS) -> list[dict[str, Any]]:
+    """The best candidate of every other way to use the devices, nearest first, with what it loses by.
+
+    ``slower_s`` is in seconds, ``more_memory_bytes`` may be negative: time decides first."""
+    best: dict[tuple[int, ...], dict[str, Any]] = {}
+    for candidate in plan.candidates:
+        degrees = tuple(candidate[axis] for axis in ("pp", "dp", "mp"))
+        if degrees != tuple(plan.degrees[axis] for axis in ("pp", "dp", "mp")):
+            best.setdefault(degrees, dict(candidate))
+    rows = sorted(best.values(), key=lambda c: c["step_time_s"])[:count]
+    for row in rows:
+        row["slower_s"] = row["step_time_s"] - plan.estimate.step_time_s
+        row["more_memory_bytes"] = row["peak_memory_bytes"] - plan.estimate.peak_memory_bytes
+    return rows
+
+
+def group_rejected(rejected: Iterable[Mapping[str, Any]]) -> list[RejectedGroup]:
+    """The rejected candidates by reason, the most frequent reason first."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in rejected:
+        groups.setdefault(_NUMBER.sub("#", entry["reason"]), []).append(entry)
+    nearest = {kind: min(entries, key=lambda e: _numbers(e["reason"])) for kind, entries in groups.items()}
+    found = [RejectedGroup(nearest[k]["reason"], nearest[k]["candidate"], len(entries)) for k, entries in groups.items()]
+    return sorted(found, key=lambda group: -group.count)
+
+
+def spell_candidate(candidate: Mapping[str, Any]) -> str:
+    """``pp 1 x dp 4 x mp 2, micro batch 4, full recomputation``: degrees, and what is not as usual."""
+    parts = [" x ".join(f"{axis} {candidate[axis]}" for axis in ("pp", "dp", "mp"))]
+    if "micro_batch" in candidate:
+        parts.append(f"micro batch {candidate['micro_batch']}")
+    if candidate.get("recompute", "none") != "none":
+        parts.append(f"{candidate['recompute']} recomputation")
+    if candidate.get("sharding_stage"):
+        parts.append(f"sharding stage {candidate['sharding_stage']}")
+    if candidate.get("sequence_parallel"):
+        parts.append("sequence parallel")
+    if candidate.get("schedule", "1F1B") != "1F1B":
+        chunks = f" of {candidate['vpp']} chunks" if candidate.get("vpp", 1) > 1 else ""
+        parts.append(f"{candidate['schedule']}{chunks}")
+    if list(candidate.get("axes", ())) == ["mp", "dp"]:
+        parts.append("mp outside dp")
+    return ", ".join(parts)
+
+
+def spell_seconds(seconds: float) -> str:
+    """Three significant digits, ``1.03 s``, ``12.3 ms``."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3)):
+        if abs(seconds) * scale >= 1:
+            return f"{_three_digits(seconds * scale)} {unit}"
+    return f"{_three_digits(seconds * 1e6)} us"
+
+
+def spell_bytes(size: float) -> str:
+    """In binary units, ``48.5 GiB``."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(size) >= scale:
+            return f"{_three_digits(size / scale)} {unit}"
+    return f"{size:.0f} B"
+
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(n) for n in _NUMBER.findall(text))
+
+
+def _three_digits(x: float) -> str:
+    return f"{x:.0f}" if abs(x) >= 100 else f"{x:.1f}" if abs(x) >= 10 else f"{x:.2f}"
+
+
+def _find(plan: Plan, name: str) -> tuple[str, TensorPlacement]:
+    for key, tensor in plan.tensors.items():
+        if name in (key, tensor.structured_name):
+            return key, tensor
+    known = [n for key, t in plan.tensors.items() for n in (key, t.structured_name) if n]
+    near = difflib.get_close_matches(name, known, 3)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it places {len(plan.tensors)}, such as {known[0]!r}"
+    raise PlanError(f"the plan places no tensor {name!r}; {hint}")
+
+
+def _why(tensor: TensorPlacement) -> str:
+    sharded = any(axis >= 0 for axis in tensor.dims_mapping)
+    if tensor.pattern:
+        return "it is split as the pattern says" if sharded else "the pattern splits it along no axis of this plan"
+    if tensor.kind == "data":
+        return "inputs are split by the batch" if sharded else "it is not split by the batch, so every device reads all of it"
+    return "what no pattern claims stays whole" if not sharded else "it follows from the tensors that it is computed from"
+
+
+def _source(row: Mapping[str, Any]) -> str:
+    return f"{row['distribution']} {row['version'] or ''}".rstrip()
+
+
+def _sections(data: Mapping[str, Any]) -> Iterator[str]:
+    candidate, estimate = data["candidate"], data["estimate"]
+    step, peak = estimate["step_time_s"], estimate["peak_memory_bytes"]
+    yield _wrap(
+        f"{spell_candidate(candidate)}, {candidate['accumulate_steps']} accumulation steps; global batch "
+        f"{data['global_batch']} in {data['precision']} on {data['cluster']}"
+    )
+    yield _section(
+        f"A step takes {spell_seconds(step)}, {estimate['tflops_per_gpu']:.3g} TFLOP/s per device",
+        _rows({_words(k): f"{spell_seconds(v):>9}{v / step:8.1%}" for k, v in estimate["time"].items() if v}),
+    )
+    yield _section(
+        f"The fullest device needs {spell_bytes(peak)}",
+        _rows({_words(k): f"{spell_bytes(v):>9}{v / peak:8.1%}" for k, v in estimate["memory"].items() if v}),
+    )
+    where = [_wrap(row["where"], "  ") for row in data["communication"]]
+    yield _section("Where the axes communicate", where or ["  nowhere: there is one device"])
+    others = {spell_candidate(row): _compared(row, step) for row in data["runner_ups"]}
+    yield _section("Next best", _rows(others) or ["  no other way to use the devices fits"])
+    total = sum(group["count"] for group in data["rejected"])
+    yield _section(f"Rejected: {total}", [_rejected(group) for group in data["rejected"]])
+    matched = {
+        name: f"{row['matches']:>4} match{'es' if row['matches'] != 1 else ''}, {_source(row)}"
+        for name, row in data["patterns"].items()
+    }
+    yield _section("Patterns", _rows(matched) or ["  none matched"])
+    everything = ["  nothing: a pattern claims every weight"]
+    yield _section("Matched by no pattern", [_wrap(line, "  ") for line in data["unmatched"]] or everything)
+    if data["notes"]:
+        yield _section("Notes", [_wrap(note, "  ") for note in data["notes"]])
+
+
+def _section(title: str, lines: Sequence[str]) -> str:
+    return "\n".join([title, *lines])
+
+
+def _rows(rows: Mapping[str, str]) -> list[str]:
+    width = max(map(len, rows), default=0)
+    return [_wrap(text, f"  {name:<{width}}  ") for name, text in rows.items()]
+
+
+def _compared(row: Mapping[str, Any], step: float) -> str:
+    return f"{spell_seconds(row['step_time_s']):>9}{row['slower_s'] / step:+8.1%}{spell_bytes(row['peak_memory_bytes']):>10}"
+
+
+def _rejected(group: Mapping[str, Any]) -> str:
+    return _wrap(f"{spell_candidate(group['candidate'])}: {group['reason']}", f"  {group['count']:>4} x  ")
+
+
+def _wrap(text: str, first: str = "") -> str:
+    """The text within the width; lines after the first are indented as far as ``first`` is long."""
+    rest = " " * len(first)
+    return textwrap.fill(
+        text, WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _words(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def _span(word: str, first: int, last: int) -> str:
+    return f"{word} {first}" if first == last else f"{word}s {first} to {last}"

@@ -1,0 +1,185 @@
+"""The commands: their names, arguments and help. What each does stands in the module that it calls."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from paddle_rbt_plugin.cli.output import Output
+from paddle_rbt_plugin.errors import TunerError
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells give it."""
+
+
+class _Failure(click.ClickException):
+    """A TunerError as the user sees it: one message on stderr, exit code 1."""
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"{click.style('error:', fg='red')} {self.message}", err=True)
+
+
+class _Commands(click.Group):
+    """A group that answers a misspelt command with the nearest, and errors with a message instead of a traceback."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and self.get_command(ctx, args[0]) is None:
+            names = self.list_commands(ctx)
+            near = difflib.get_close_matches(args[0], names, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names)}"
+            raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TunerError as error:
+            raise _Failure(str(error)) from error
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+
+
+class _Assignment(click.ParamType):
+    """``key=value``, the value an int, true, false, a word, or several of them with commas between."""
+
+    name = "key=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        if isinstance(value, tuple):
+            return value
+        key, equals, text = value.partition("=")
+        words = [word.strip() for word in text.split(",")]
+        if not key.strip() or not equals or not all(words):
+            self.fail(f"{value!r} is not of the form key=value, such as mp=2, micro_batch=1,2,4 or recompute=auto", param, ctx)
+        values = [_plain(word) for word in words]
+        return key.strip(), values[0] if len(values) == 1 else values
+
+
+def _plain(word: str) -> Any:
+    if word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    try:
+        return int(word)
+    except ValueError:
+        return word
+
+
+def _with_output(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options that every command has; the command gets an Output as its first argument."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else on stdout.")
+    @click.option("--quiet", "-q", is_flag=True, help="Print the result and errors only.")
+    @click.option("--verbose", "-v", is_flag=True, help="Print Paddle's own warnings too.")
+    @click.option("--no-color", is_flag=True, help="Use no colours. The variable NO_COLOR does the same.")
+    @functools.wraps(command)
+    def run(as_json: bool, quiet: bool, verbose: bool, no_color: bool, **arguments: Any) -> Any:
+        output = Output(as_json, quiet, verbose, color=not no_color)
+        with output.warnings():
+            return command(output, **arguments)
+
+    return run
+
+
+_set = click.option(
+    "--set",
+    "fixed",
+    type=_Assignment(),
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Fix or list values of a dimension: mp=2, micro_batch=1,2,4, recompute=auto.",
+)
+_no_plugin = click.option(
+    "--no-plugin", "blocked", multiple=True, metavar="NAME", help="Leave out a pattern, an entry point or a distribution."
+)
+_batch = click.option("--global-batch", type=click.IntRange(1), required=True, help="Samples of one optimizer step.")
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="paddle-rbt-plugin", prog_name="paddle-rbt")
+def cli() -> None:
+    """Finds parallel strategies for PaddlePaddle models.
+
+    \b
+    Examples:
+      paddle-rbt plan gpt3-1.3b --cluster 1x8:A100-80G --global-batch 64
+      paddle-rbt patterns
+      paddle-rbt demo
+    """
+
+
+@cli.command()
+@click.argument("model")
+@click.option("--cluster", required=True, help="NODESxDEVICES:GPU, such as 4x8:A100-80G, or a cluster file.")
+@_batch
+@click.option("--seq", type=click.IntRange(1), help="Tokens per sequence, where not those of the config.")
+@click.option("--level", default="o1", show_default=True, help="How hard to search.")
+@_set
+@click.option(
+    "--precision", type=click.Choice(["bf16", "fp16", "fp32"]), help="Of training; the best of the devices by default."
+)
+@click.option("--cost-model", default="analytic", show_default=True, help="What predicts time and memory.")
+@click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Candidates to show.")
+@click.option("--save", type=click.Path(dir_okay=False), help="Write the plan to this file.")
+@_no_plugin
+@_with_output
+def plan(output: Output, **arguments: Any) -> None:
+    """Find the best parallel strategy for MODEL.
+
+    MODEL is a published model by name (gpt3-1.3b, llama2-7b, ...), a config file of your own (YAML), a saved PIR program
+    (JSON), or package.module:function. The function is called without arguments and returns the forward pass with its loss:
+    a static Program, or a tuple (layer, input_spec) whose forward returns the loss, or (layer, input_spec, loss,
+    labels_spec). It runs under paddle.LazyGuard, so nothing is allocated.
+
+    \b
+    Examples:
+      paddle-rbt plan gpt3-1.3b --cluster 1x8:A100-80G --global-batch 64
+      paddle-rbt plan llama2-7b --cluster 2x8:H100 --global-batch 256 --set mp=2,4 --set pp=1
+      paddle-rbt plan my_config.yaml --cluster my_cluster.yaml --global-batch 32 --save plan.json
+      paddle-rbt plan my_package.model:build --cluster 1x8:H100 --global-batch 64 --json
+    """
+    from paddle_rbt_plugin.cli.planning import plan_model
+
+    plan_model(output, **arguments)
+
+
+@cli.command()
+@click.argument("plan", type=click.Path())
+@click.option("--tensor", help="Explain one tensor, by its name or its path in named_parameters().")
+@_with_output
+def explain(output: Output, plan: str, tensor: str | None) -> None:
+    """Say why PLAN, a saved plan, is what it is.
+
+    \b
+    Examples:
+      paddle-rbt explain plan.json
+      paddle-rbt explain plan.json --tensor gpt.layers.0.attn.q_proj.weight
+    """
+    from paddle_rbt_plugin.cli.planning import explain_file
+
+    explain_file(output, plan, tensor)
+
+
+@cli.command()
+@_no_plugin
+@_with_output
+def patterns(output: Output, blocked: tuple[str, ...]) -> None:
+    """List the patterns of all installed plugins, and the plugins that are broken.
+
+    \b
+    Examples:
+      paddle-rbt patterns
+      paddle-rbt patterns --no-plugin qkv --json
+    """
+    from paddle_rbt_plugin.cli.patterns import list_patterns
+
+    list_patterns(output, blocked)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line and exits: 0 success, 1 a TunerError, 2 wrong usage, 130 Ctrl-C."""
+    cli.main(arguments, prog_name="paddle-rbt")

@@ -1,0 +1,137 @@
+"""What MODEL on the command line stands for: from a name, a file or a function to a graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import paddle
+
+from paddle_rbt_plugin.errors import ModelError, TunerError
+from paddle_rbt_plugin.graph import Graph, read_program
+from paddle_rbt_plugin.handover.configs import config_graph
+from paddle_rbt_plugin.handover.trace import trace_layer, with_batch
+from paddle_rbt_plugin.models import config_names, load_config, named_config
+
+KINDS = (
+    "the name of a published model, a config file (.yaml), a saved PIR program (.json), "
+    "or package.module:function that returns a model"
+)
+_RESULT = (
+    "a static Program holding the forward pass with its loss, or a tuple (layer, input_spec) whose forward returns the loss, "
+    "or (layer, input_spec, loss, labels_spec)"
+)
+
+
+def model_graph(reference: str, batch: int, seq: int | None = None) -> Graph:
+    """The forward graph of MODEL with its loss, traced on ``batch`` samples; nothing is allocated.
+
+    ``seq`` replaces the sequence length of a config. A saved program keeps the batch that it was traced on. Raises ModelError
+    for a reference that leads nowhere, with the nearest that would."""
+    is_config = reference in config_names() or reference.endswith((".yaml", ".yml"))
+    if is_config:
+        config = named_config(reference) if reference in config_names() else load_config(reference)
+        return config_graph(dataclasses.replace(config, seq=seq) if seq is not None else config, batch)
+    if seq is not None:
+        raise ModelError(f"--seq changes the sequence length of a config, but {reference!r} is none: its inputs fix the length")
+    if ":" in reference:
+        return _function_graph(reference, batch)
+    if reference.endswith(".json") or Path(reference).is_file():
+        return read_program(_saved_program(reference))
+    raise ModelError(_unknown(reference))
+
+
+def _unknown(reference: str) -> str:
+    near = difflib.get_close_matches(reference, config_names(), 3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"the published ones are {', '.join(config_names())}"
+    return f"no model is named {reference!r}; {hint} (MODEL is {KINDS})"
+
+
+def _saved_program(path: str) -> Any:
+    """The program in a file of ``paddle.jit.save`` or ``paddle.static.save``; reading it executes nothing."""
+    program = paddle.static.Program()
+    try:
+        Path(path).open("rb").close()
+        paddle.base.core.deserialize_pir_program(path, program)
+    except OSError as error:
+        raise ModelError(f"the program {path!r} cannot be read: {error.strerror}") from error
+    except (RuntimeError, ValueError) as error:
+        raise ModelError(
+            f"{path!r} is not a PIR program as paddle.static.save writes it (.json): {_first_line(error)}"
+        ) from error
+    return program
+
+
+def _function_graph(reference: str, batch: int) -> Graph:
+    function = _find_function(reference)
+    was_dynamic = paddle.in_dynamic_mode()
+    try:
+        with paddle.LazyGuard():
+            made = function()
+    except TunerError:
+        raise
+    except Exception as error:  # the user's own code may raise anything
+        raise ModelError(f"{reference} raised {_first_line(error)}") from error
+    finally:
+        paddle.disable_static() if was_dynamic else paddle.enable_static()
+    if hasattr(made, "global_block"):
+        return read_program(made)
+    layer, specs, loss, labels = _parts(reference, made)
+    specs, labels = with_batch(specs, labels, batch)
+    return trace_layer(layer, specs, loss, labels).graph
+
+
+def _find_function(reference: str) -> Callable[[], Any]:
+    module_name, _, name = reference.partition(":")
+    if not module_name or not name:
+        raise ModelError(f"{reference!r} is not of the form package.module:function")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # modules of the current directory, as with python -m
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and module_name.startswith(error.name):
+            raise ModelError(
+                f"there is no module {error.name!r} in the current directory or the Python environment ({reference!r})"
+            ) from error
+        raise ModelError(f"importing {module_name} raised {_first_line(error)}") from error
+    except Exception as error:
+        raise ModelError(f"importing {module_name} raised {_first_line(error)}") from error
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            near = difflib.get_close_matches(part, [n for n in dir(found) if callable(getattr(found, n))], 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ModelError(f"{module_name} has no function {name!r}{hint}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ModelError(f"{reference} is {type(found).__name__}, not a function; it would return {_RESULT}")
+    return found
+
+
+def _parts(reference: str, made: Any) -> tuple[Any, Any, Any, Any]:
+    if isinstance(made, paddle.nn.Layer):
+        raise ModelError(
+            f"{reference} returns a Layer alone, so the shapes of its inputs are unknown; it should return {_RESULT}"
+        )
+    if not isinstance(made, (tuple, list)) or not 2 <= len(made) <= 4 or not isinstance(made[0], paddle.nn.Layer):
+        what = f"a tuple of {len(made)}" if isinstance(made, (tuple, list)) else type(made).__name__
+        raise ModelError(f"{reference} returns {what}; it should return {_RESULT}")
+    layer, specs, loss, labels = (*made, *(None, None, None)[len(made) - 1 :])
+    return layer, _as_list(specs), loss, _as_list(labels)
+
+
+def _as_list(specs: Any) -> list[Any]:
+    if specs is None:
+        return []
+    return list(specs) if isinstance(specs, (tuple, list)) else [specs]
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")

@@ -1,0 +1,135 @@
+"""``paddle-rbt plan`` and ``paddle-rbt explain``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from paddle_rbt_plugin.cli.model import model_graph
+from paddle_rbt_plugin.cli.output import Output, make_table
+from paddle_rbt_plugin.cluster import Cluster, parse_cluster
+from paddle_rbt_plugin.config import Settings
+from paddle_rbt_plugin.plan.explain import (
+    decision,
+    explain_plan,
+    explain_tensor,
+    group_rejected,
+    reasons,
+    spell_bytes,
+    spell_candidate,
+    spell_seconds,
+    tensor_reasons,
+)
+from paddle_rbt_plugin.plan.plan import Plan
+from paddle_rbt_plugin.tuner import tune_graph
+
+
+def plan_model(
+    output: Output,
+    *,
+    model: str,
+    cluster: str,
+    global_batch: int,
+    seq: int | None,
+    level: str,
+    fixed: Sequence[tuple[str, Any]],
+    precision: str | None,
+    cost_model: str,
+    top: int,
+    save: str | None,
+    blocked: tuple[str, ...],
+) -> None:
+    """Plans MODEL and prints the winner, the candidates, the rejected ones and what the patterns matched."""
+    parsed = parse_cluster(cluster)
+    settings = Settings(
+        level=level,
+        cluster=parsed,
+        cost_model=cost_model,
+        search_space=dict(fixed),
+        save_path=save,
+        blocked_plugins=blocked,
+    )
+    with output.progress(f"tracing {model}"):
+        graph = model_graph(model, global_batch, seq)
+    with output.progress(f"planning {model} for {parsed}") as report:
+        plan = tune_graph(
+            graph, settings, precision=precision or best_precision(parsed), global_batch=global_batch, progress=report
+        )
+    output.result(plan.to_dict(), *_tables(model, plan, top))
+    if save is not None:
+        output.note(f"plan saved to {save}")
+
+
+def explain_file(output: Output, path: str, tensor: str | None) -> None:
+    """Prints why a saved plan is what it is, or all about one tensor."""
+    plan = Plan.load(path)
+    if tensor is None:
+        output.result(reasons(plan), explain_plan(plan).rstrip("\n"))
+    else:
+        output.result(tensor_reasons(plan, tensor), explain_tensor(plan, tensor).rstrip("\n"))
+
+
+def best_precision(cluster: Cluster) -> str:
+    """The half precision that all devices have and gain by, bf16 before fp16; else fp32."""
+    for precision in ("bf16", "fp16"):
+        devices = [group.device for group in cluster.groups]
+        if all(precision in d.precisions and d.flops(precision) > d.flops("fp32") for d in devices):
+            return precision
+    return "fp32"
+
+
+def _tables(model: str, plan: Plan, top: int) -> Iterator[RenderableType]:
+    yield _winner(model, plan)
+    yield _candidates(plan, top)
+    if plan.rejected:
+        yield _rejected(plan)
+    yield _patterns(plan)
+    yield from (f"matched by no pattern: {line}" for line in plan.unmatched)
+    yield from (f"note: {line}" for line in plan.notes)
+
+
+def _winner(model: str, plan: Plan) -> Table:
+    table = make_table(f"{model} on {Cluster.from_dict(plan.cluster)}", "plan", spell_candidate(decision(plan)))
+    rows = {
+        "global batch": f"{plan.global_batch} in {plan.accumulate_steps} accumulation steps, {plan.precision}",
+        "step time": spell_seconds(plan.estimate.step_time_s),
+        "throughput": f"{plan.estimate.tflops_per_gpu:.3g} TFLOP/s per device",
+        "memory": f"{spell_bytes(plan.estimate.peak_memory_bytes)} on the fullest device",
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _candidates(plan: Plan, top: int) -> Table:
+    shown = plan.candidates[:top]
+    title = f"the best {len(shown)} of {len(plan.candidates)} candidates that fit"
+    columns = ("candidate", "step time", "slower", "memory")
+    table = make_table(title, *columns, right=columns[1:])
+    best = plan.estimate.step_time_s
+    for candidate in shown:
+        slower = candidate["step_time_s"] / best - 1
+        table.add_row(
+            spell_candidate(candidate),
+            spell_seconds(candidate["step_time_s"]),
+            f"{slower:.1%}" if slower else "",
+            spell_bytes(candidate["peak_memory_bytes"]),
+        )
+    return table
+
+
+def _rejected(plan: Plan) -> Table:
+    table = make_table(f"{len(plan.rejected)} rejected", "count", "nearest candidate", "reason", right=("count",))
+    for group in group_rejected(plan.rejected):
+        table.add_row(str(group.count), spell_candidate(group.candidate), group.reason)
+    return table
+
+
+def _patterns(plan: Plan) -> Table:
+    table = make_table("patterns", "pattern", "matches", "distribution", "version", right=("matches",))
+    for name, row in plan.patterns.items():
+        table.add_row(name, str(row["matches"]), str(row["distribution"]), str(row["version"]))
+    return table
