@@ -1,8 +1,9 @@
 """Which collectives bring a tensor from one placement to another.
 
-Per mesh axis: partial to replicated is an all-reduce, partial to sharded a reduce-scatter, sharded to replicated an
-all-gather, sharded to another dimension an all-to-all; replicated to sharded is a local slice. Paddle resolves the axes of
-a mesh one after the other, partial axes first, so a later change works on what the earlier ones left.
+This follows the order in which Paddle's reshard functions resolve a change (static/reshard_funcs, 3.0 to 3.3). First every
+dimension whose shard must go is gathered, the last dimension first: an all-gather; on a mesh of one axis a shard that only
+moves to another dimension is an all-to-all instead. Then partial axes are reduced: an all-reduce, or a reduce-scatter where
+the axis shards a dimension afterwards. What is left, replicated to sharded, is a local slice.
 """
 
 from __future__ import annotations
@@ -18,41 +19,39 @@ def collectives_between(value: Value, target: Placement, mesh: ProcessMesh, phas
     """The collectives that take ``value`` from its placement to ``target``, in order; none where they are equal."""
     steps: list[Collective] = []
     current = value
-    for axis, kind, message_is_result, placement in _steps(value.placement, target):
+    for axis, kind, message_is_result, placement in _steps(value.placement, target, len(mesh.axes) == 1):
         result = replace(current, placement=placement)
-        if kind is not None and mesh.shape[axis] > 1:
+        if mesh.shape[axis] > 1:
             steps.append(Collective(kind, mesh.axes[axis], result if message_is_result else current, phase))
         current = result
     return tuple(steps)
 
 
-def _steps(have: Placement, want: Placement) -> list[tuple[int, CollectiveKind | None, bool, Placement]]:
-    """Per change of one axis: the axis, its collective, whether the message is the result, and the placement after it."""
-    steps: list[tuple[int, CollectiveKind | None, bool, Placement]] = []
+def _steps(have: Placement, want: Placement, one_axis: bool) -> list[tuple[int, CollectiveKind, bool, Placement]]:
+    """Per collective: its axis, its kind, whether the message is the result, and the placement after it."""
+    steps: list[tuple[int, CollectiveKind, bool, Placement]] = []
     dims, partial = list(have.dims_mapping), dict(have.partial)
-    wanted_partial = dict(want.partial)
 
-    def record(axis: int, kind: CollectiveKind | None, message_is_result: bool = False) -> None:
+    def record(axis: int, kind: CollectiveKind, message_is_result: bool = False) -> None:
         steps.append((axis, kind, message_is_result, Placement(tuple(dims), tuple(sorted(partial.items())))))
 
-    for axis in sorted(set(partial) - set(wanted_partial)):
-        del partial[axis]
-        target = _dim_of(want, axis)
-        if target is None or dims[target] >= 0:
-            record(axis, "all_reduce")
-        else:
-            dims[target] = axis
-            record(axis, "reduce_scatter")
-    for dim, axis in enumerate(have.dims_mapping):
-        target = _dim_of(want, axis) if axis >= 0 else dim
-        if axis < 0 or target == dim:
+    for dim in reversed(range(len(dims))):
+        axis = dims[dim]
+        if axis < 0 or want.dims_mapping[dim] == axis:
             continue
+        target = _dim_of(want, axis)
         dims[dim] = -1
-        if target is None or dims[target] >= 0:
-            record(axis, "all_gather", message_is_result=True)
-        else:
+        if one_axis and target is not None:
             dims[target] = axis
             record(axis, "all_to_all")
+        else:
+            record(axis, "all_gather", message_is_result=True)
+    for axis in sorted(set(partial) - {axis for axis, _ in want.partial}):
+        del partial[axis]
+        target = _dim_of(want, axis)
+        if target is not None:
+            dims[target] = axis
+        record(axis, "all_reduce" if target is None else "reduce_scatter")
     return steps
 
 

@@ -3,6 +3,9 @@
 The graph is walked once forward and once backward, segment by segment. What each op does with the placements that arrive is
 Paddle's answer (``oracle``); nothing is inferred here. A segment whose inputs lie as those of an equal segment did before is
 not walked again: it shares the other's work, so time grows with distinct segments, not with layers.
+
+Paddle reshards a value to one placement once and hands the result to all who need it there (``fold_reshard_pass``); so a
+change that an earlier op has paid for costs nothing, and what backward reads of it is the copy that forward made.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.collectives import collectives_between
-from paddle_rbt_plugin.completion.oracle import Built, Operand, Oracle, Question, Use
+from paddle_rbt_plugin.completion.oracle import Built, Operand, Oracle, Question, Source, Use
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.completion.work import Collective, Completion, Kernel, Phase, SegmentWork, Value
 from paddle_rbt_plugin.graph import Graph, Op
@@ -66,10 +69,15 @@ def data_parallel(shape: Sequence[int], batch: int, axis: int = 0) -> Placement:
     return Placement((axis, *(-1,) * (len(shape) - 1)))
 
 
+Copies = tuple[tuple[int, frozenset[Placement]], ...]
+"""Per tensor of a segment (by its place), the placements it has been resharded to."""
+
+
 @dataclass(frozen=True)
 class _Forward:
     results: tuple[Placement, ...]
     kernels: tuple[Kernel, ...]
+    copies: Copies
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,7 @@ class _Backward:
     """Per external tensor of the segment (by its place), the gradients it receives."""
     syncs: tuple[Collective, ...]
     saved: tuple[Value, ...]
+    copies: Copies
 
 
 class _Completer:
@@ -102,6 +111,8 @@ class _Completer:
             t.index: leaves.get(t.index, Placement.replicated(t.ndim)) for t in graph.tensors if t.kind != "var"
         }
         self.gradients: dict[int, list[Placement]] = {}
+        self.copies: dict[int, frozenset[Placement]] = {}  # per forward tensor, the placements it was resharded to
+        self.forward_copies: dict[int, frozenset[Placement]] = {}  # those of them that the forward pass made
         self.externals = [self._externals(s) for s in layers.segments]
         self.owned = self._owned_params()
 
@@ -110,24 +121,34 @@ class _Completer:
         forward_memo: dict[tuple, _Forward] = {}
         keys = []
         for segment, externals in zip(segments, self.externals, strict=True):
-            key = (segment.kind, tuple(self.placements[t] for t in externals))
+            key = (segment.kind, tuple(self.placements[t] for t in externals), self._copies(externals))
+            results = self._results(segment)
             if key not in forward_memo:
-                forward_memo[key] = self._forward(segment)
+                forward_memo[key] = self._forward(segment, (*externals, *results))
             else:
-                results = (t for op in segment.ops for t in self.graph.ops[op].results)
                 self.placements.update(zip(results, forward_memo[key].results, strict=True))
+                self._take_copies((*externals, *results), forward_memo[key].copies)
             keys.append(key)
-        backward = self._backward_pass(keys) if self.train else [_Backward((), (), (), ())] * len(segments)
-        shared: dict[tuple, SegmentWork] = {}
+        backward = self._backward_pass(keys) if self.train else [_Backward((), (), (), (), ())] * len(segments)
+        shared: dict[tuple[tuple, int], SegmentWork] = {}
         work = []
         for i, segment in enumerate(segments):
-            key = (keys[i], id(backward[i]))
-            if key not in shared:
-                shared[key] = self._work(i, segment, forward_memo[keys[i]], backward[i])
-            work.append(shared[key])
+            parts = (keys[i], id(backward[i]))
+            if parts not in shared:
+                shared[parts] = self._work(i, segment, forward_memo[keys[i]], backward[i])
+            work.append(shared[parts])
         return Completion(self.mesh, batch, self.layers, tuple(work), self.placements)
 
     # Structure of segments
+
+    def _results(self, segment: Segment) -> list[int]:
+        return [t for op in segment.ops for t in self.graph.ops[op].results]
+
+    def _copies(self, tensors: Iterable[int]) -> Copies:
+        return tuple((place, self.copies[t]) for place, t in enumerate(tensors) if t in self.copies)
+
+    def _take_copies(self, tensors: Sequence[int], copies: Copies) -> None:
+        self.copies.update((tensors[place], targets) for place, targets in copies)
 
     def _externals(self, segment: Segment) -> tuple[int, ...]:
         """Tensors that a segment reads and does not write, in the order of first use."""
@@ -156,6 +177,14 @@ class _Completer:
     def _changes(self, value: Value, target: Placement, phase: Phase) -> tuple[Collective, ...]:
         return collectives_between(value, target, self.mesh, phase)
 
+    def _reshard(self, tensor: int, target: Placement, phase: Phase) -> tuple[Collective, ...]:
+        """Brings a forward tensor to a placement; free where an earlier op has done so."""
+        done = self.copies.get(tensor, frozenset())
+        if target == self.placements[tensor] or target in done:
+            return ()
+        self.copies[tensor] = done | {target}
+        return self._changes(self._value(tensor), target, phase)
+
     # Forward
 
     def _question(self, op: Op, gradients: tuple[Placement | None, ...] | None = None) -> Question:
@@ -171,10 +200,10 @@ class _Completer:
         )
         return Question(op.type, tuple(op.attrs.items()), slots, gradients)
 
-    def _forward(self, segment: Segment) -> _Forward:
+    def _forward(self, segment: Segment, tensors: Sequence[int]) -> _Forward:
         kernels = [self._forward_op(self.graph.ops[i]) for i in segment.ops]
-        results = tuple(self.placements[t] for i in segment.ops for t in self.graph.ops[i].results)
-        return _Forward(results, tuple(kernels))
+        results = tuple(self.placements[t] for t in self._results(segment))
+        return _Forward(results, tuple(kernels), self._copies(tensors))
 
     def _forward_op(self, op: Op) -> Kernel:
         if not op.operands:  # a constant lies whole on every rank
@@ -187,9 +216,9 @@ class _Completer:
         inputs: list[Value] = []
         collectives: list[Collective] = []
         for use in built.uses:
-            value = self._value(op.operands[use.source.index])
-            collectives += self._changes(value, use.need, "forward")
-            inputs.append(replace(value, placement=use.need))
+            tensor = op.operands[use.source.index]
+            collectives += self._reshard(tensor, use.need, "forward")
+            inputs.append(self._value(tensor, use.need))
         outputs = []
         for t, product in zip(op.results, built.products, strict=True):
             outputs.append(self._value(t, product.made))
@@ -201,25 +230,29 @@ class _Completer:
     def _backward_pass(self, keys: Sequence[tuple]) -> list[_Backward]:
         if self.graph.loss is not None:
             self.gradients[self.graph.loss] = [Placement.replicated(self.graph.tensors[self.graph.loss].ndim)]
+        self.forward_copies = dict(self.copies)
         memo: dict[tuple, _Backward] = {}
         done: list[_Backward] = []
         for i in reversed(range(len(keys))):
             segment, externals = self.layers.segments[i], self.externals[i]
-            results = [t for op in segment.ops for t in self.graph.ops[op].results]
+            results = self._results(segment)
             arriving = tuple(tuple(self.gradients.get(t, ())) for t in (*results, *self.owned[i]))
-            key = (keys[i], arriving)
+            tensors = (*externals, *results)
+            key = (keys[i], arriving, self._copies(tensors))
             if key not in memo:
-                memo[key] = self._backward(i, segment, externals)
+                memo[key] = self._backward(i, segment, externals, tensors)
+            else:
+                self._take_copies(tensors, memo[key].copies)
             for place, placements in memo[key].gradients:
                 self.gradients.setdefault(externals[place], []).extend(placements)
             done.append(memo[key])
         return done[::-1]
 
-    def _backward(self, index: int, segment: Segment, externals: tuple[int, ...]) -> _Backward:
+    def _backward(self, index: int, segment: Segment, externals: tuple[int, ...], tensors: Sequence[int]) -> _Backward:
         gradients = {t: list(g) for t, g in self.gradients.items()}
         before = {t: len(gradients.get(t, ())) for t in externals}
         kernels: list[Kernel] = []
-        saved: dict[int, Value] = {}
+        saved: dict[tuple[int, Placement], Value] = {}
         for i in reversed(segment.ops):
             kernels += self._backward_op(self.graph.ops[i], gradients, saved)
         received = tuple(
@@ -233,9 +266,11 @@ class _Completer:
                 total, summed = self._summed(t, gradients[t])
                 kernels += summed
                 syncs += self._changes(self._gradient(t, total), self.placements[t], "optimizer")
-        return _Backward(tuple(kernels), received, tuple(syncs), tuple(saved.values()))
+        return _Backward(tuple(kernels), received, tuple(syncs), tuple(saved.values()), self._copies(tensors))
 
-    def _backward_op(self, op: Op, gradients: dict[int, list[Placement]], saved: dict[int, Value]) -> list[Kernel]:
+    def _backward_op(
+        self, op: Op, gradients: dict[int, list[Placement]], saved: dict[tuple[int, Placement], Value]
+    ) -> list[Kernel]:
         tensors = self.graph.tensors
         if all(tensors[t].stop_gradient for t in op.operands) or not any(gradients.get(t) for t in op.results):
             return []
@@ -247,16 +282,25 @@ class _Completer:
                 total, summed = self._summed(t, gradients[t])
                 kernels += summed
             arriving.append(total)
+        done: set[tuple[Source, Placement]] = set()
         for built in self.oracle.backward(self._question(op, tuple(arriving))):
-            kernels.append(self._backward_kernel(op, built))
+            for use in built.uses:
+                self._save(op, use, saved)
+            kernels.append(self._backward_kernel(op, built, done))
             for product in built.products:
                 if product.gradient_of is not None:
                     gradients.setdefault(op.operands[product.gradient_of], []).append(product.kept)
-            for use in built.uses:
-                read = self._forward_tensor(op, use)
-                if read is not None and use.reads and tensors[read].kind != "param":
-                    saved.setdefault(read, self._value(read))
         return kernels
+
+    def _save(self, op: Op, use: Use, saved: dict[tuple[int, Placement], Value]) -> None:
+        """Notes what must stay alive from forward to backward: the tensor itself, or the copy that forward made of it."""
+        tensor = self._forward_tensor(op, use)
+        if tensor is None or not use.reads:
+            return
+        if use.need in self.forward_copies.get(tensor, ()):
+            saved.setdefault((tensor, use.need), replace(self._value(tensor, use.need), kind="var"))
+        elif self.graph.tensors[tensor].kind != "param":
+            saved.setdefault((tensor, use.have), self._value(tensor))
 
     def _summed(self, tensor: int, placements: Sequence[Placement]) -> tuple[Placement, list[Kernel]]:
         """The gradient of a tensor that several ops read is the sum of what they send."""
@@ -271,12 +315,18 @@ class _Completer:
         inputs = tuple(replace(v, placement=use.need) for v, use in zip(values, built.uses, strict=True))
         return total, [Kernel("add_n", "backward", inputs, (self._gradient(tensor, total),), tuple(collectives))]
 
-    def _backward_kernel(self, op: Op, built: Built) -> Kernel:
+    def _backward_kernel(self, op: Op, built: Built, done: set[tuple[Source, Placement]]) -> Kernel:
+        """A gradient op; ``done`` are the gradients that earlier kernels of the same op have resharded."""
         inputs, outputs = [], []
         collectives: list[Collective] = []
         for use in built.uses:
             value = self._used_value(op, use)
-            collectives += self._changes(value, use.need, "backward")
+            tensor = self._forward_tensor(op, use)
+            if tensor is not None:
+                collectives += self._reshard(tensor, use.need, "backward")
+            elif (use.source, use.need) not in done:
+                done.add((use.source, use.need))
+                collectives += self._changes(value, use.need, "backward")
             inputs.append(replace(value, placement=use.need))
         for product in built.products:
             if product.gradient_of is not None:
