@@ -1,6 +1,6 @@
 """The IR-neutral graph and the readers that make one from a Paddle program."""
 
 from paddle_rbt_plugin.graph.graph import DTYPE_BYTES, Graph, Op, Tensor
-from paddle_rbt_plugin.graph.pir import read_program
+from paddle_rbt_plugin.graph.reader import is_legacy, read_program
 
-__all__ = ["DTYPE_BYTES", "Graph", "Op", "Tensor", "read_program"]
+__all__ = ["DTYPE_BYTES", "Graph", "Op", "Tensor", "is_legacy", "read_program"]

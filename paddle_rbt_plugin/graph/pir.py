@@ -10,15 +10,16 @@ from paddle_rbt_plugin.graph.api import signature
 from paddle_rbt_plugin.graph.graph import Graph, Op, Tensor, TensorKind
 
 # Containers of the IR: they carry lists of values and compute nothing.
-CONTAINER_OPS = ("builtin.combine", "builtin.split")
+CONTAINER_OPS = ("builtin.combine", "builtin.split", "builtin.slice")
 # Where values leave the program.
 SINK_OPS = ("builtin.shadow_output", "builtin.set_parameter")
 CONSTANT_OPS = ("pd_op.full_int_array", "pd_op.full")
 _CONTROL_FLOW = ("pd_op.if", "pd_op.while", "pd_op.pylayer", "cf.")
 # Attributes that say nothing about what an op computes.
 _BOOKKEEPING = frozenset(
-    {"stop_gradient", "op_callstack", "struct_name", "op_role", "chunk_id", "place", "is_persistable", "op_dist_attr"}
-)
+    {"stop_gradient", "op_callstack", "struct_name", "op_role", "chunk_id", "place", "is_persistable", "op_dist_attr",
+     "persistable", "is_persisable", "mkldnn_data_type", "onednn_data_type", "use_mkldnn", "use_quantizer"}
+)  # fmt: skip
 _FORWARD_ROLES = (-1, 0, 256)  # unset, OpRole.Forward, OpRole.Forward | OpRole.Loss
 
 
@@ -40,24 +41,21 @@ def _plain(value: Any) -> Any:
     return dtype_name(value)
 
 
-def read_program(
+def read_pir_program(
     program: Any, loss: Any = None, structured_names: Mapping[str, str] | None = None, needs_loss: bool = True
 ) -> Graph:
-    """Graph of a serial forward program.
-
-    ``loss`` is the value to minimise; without it, the program's only floating-point scalar that nothing else reads.
-    ``structured_names`` maps parameter names to their paths in ``named_parameters()``. Without ``needs_loss`` the program may
-    lack one, as that of prediction does.
-
-    Raises UnsupportedProgram for an empty program, one that is not a forward program, one without a loss, and for dynamic
-    shapes and control flow.
-    """
-    return _Reader(program, structured_names or {}).read(loss, needs_loss)
+    """Graph of a serial forward PIR program; see ``read_program``."""
+    reader = Reader(program, structured_names or {})
+    check_serial_forward(reader.ops_in)
+    return reader.read(loss, needs_loss)
 
 
-class _Reader:
+class Reader:
+    """One reading of a PIR program, traced or translated from a legacy one."""
+
     def __init__(self, program: Any, structured_names: Mapping[str, str]):
         self.ops_in = list(program.global_block().ops)
+        self.users = _users(self.ops_in)
         self.structured_names = structured_names
         self.tensors: list[Tensor] = []
         self.ops: list[Op] = []
@@ -66,7 +64,6 @@ class _Reader:
         self.params: dict[int, Any] = {}  # id of a PIR value -> builtin.parameter; read at first use
 
     def read(self, loss: Any, needs_loss: bool) -> Graph:
-        self._check()
         for source, op in enumerate(self.ops_in):
             name = op.name()
             if name == "builtin.parameter":
@@ -82,33 +79,9 @@ class _Reader:
                 self._parameter(op)
         return Graph(tuple(self.tensors), tuple(self.ops), self._loss(loss) if needs_loss else None)
 
-    def _check(self) -> None:
-        compute = [op for op in self.ops_in if not op.name().startswith("builtin.") and op.name() != "pd_op.data"]
-        if not compute:
-            raise UnsupportedProgram(
-                "the program is empty: it holds no operation to plan; build the model's forward pass in it first"
-            )
-        for op in compute:
-            name = op.name()
-            if name.endswith(("_grad", "_grad_")) or op.op_role not in _FORWARD_ROLES:
-                raise UnsupportedProgram(
-                    f"the program is not a forward program: it holds {name}; give the program as it is before "
-                    "append_backward and optimizer.minimize"
-                )
-            if name.startswith(_CONTROL_FLOW):
-                raise UnsupportedProgram(
-                    f"the program holds control flow ({name}), which a static plan cannot shard; trace the model "
-                    "with branches and loops that do not depend on tensor values"
-                )
-            if name.startswith("dist_op.") or (op.dist_attr is not None):
-                raise UnsupportedProgram(f"the program is already distributed ({name} has placements); give the serial program")
-
     def _is_folded(self, constant: Any) -> bool:
         """True when every use of the constant is an attribute of its user."""
-        value = constant.result(0)
-        return all(
-            argument is not None and argument == "constant" for user in value.all_used_ops() for argument in _uses(user, value)
-        )
+        return all(kind == "constant" for _, kind in self.users.get(constant.result(0).id, ()))
 
     def _tensor(self, value: Any, name: str, kind: TensorKind) -> int:
         shape = tuple(int(n) for n in value.shape)
@@ -151,27 +124,36 @@ class _Reader:
         inputs: dict[str, tuple[int, ...]] = {}
         kinds = {a.name: a.kind for a in signature(op.name().split(".", 1)[1]) or ()}
         for slot, value in zip(op.get_input_names(), op.operands_source(), strict=True):
-            if value is None or not value.initialized():
+            if not is_present(value):
                 inputs[slot] = ()
             elif kinds.get(slot) == "constant" and value.get_defining_op().name() in CONSTANT_OPS:
                 attrs[slot] = _constant(value.get_defining_op())
-            elif value.is_combine() and value.get_defining_op().name() == "builtin.combine":
+            elif is_list(value) and value.get_defining_op().name() == "builtin.combine":
                 inputs[slot] = tuple(self._operand(v) for v in value.get_defining_op().operands_source())
             else:
                 inputs[slot] = (self._operand(value),)
         outputs = {
-            slot: self._results(name, slot, value) for slot, value in zip(op.get_output_names(), op.results(), strict=True)
+            slot: self._results(name, slot, value)
+            for slot, value in zip(op.get_output_names(), op.results(), strict=True)
+            if slot != "xshape"  # where 2.6 keeps a shape for the backward pass
         }
-        scope = op.attrs().get("struct_name", "") if op.has_attr("struct_name") else ""
+        scope = op.attrs().get("struct_name", "")
         self.ops.append(Op(len(self.ops), name, type_, inputs, outputs, attrs, scope, source))
 
     def _results(self, op: str, slot: str, value: Any) -> tuple[int, ...]:
-        if not value.initialized():
+        if not is_present(value):
             return ()
-        if value.is_combine():
-            parts = value.all_used_ops()[0].results() if value.all_used_ops() else []
+        if is_list(value):
+            parts = self._parts([user for user, _ in self.users.get(value.id, ())])
             return tuple(self._tensor(part, f"{op}.{slot}{i}", "var") for i, part in enumerate(parts))
         return (self._tensor(value, f"{op}.{slot}", "var"),)
+
+    @staticmethod
+    def _parts(users: list[Any]) -> list[Any]:
+        """The tensors of a list: those of the container that splits it, or of one container for each."""
+        if users and users[0].name() == "builtin.slice":
+            return [user.result(0) for user in sorted(users, key=lambda user: user.attrs()["index"])]
+        return list(users[0].results()) if users else []
 
     def _loss(self, loss: Any) -> int | None:
         if loss is not None:
@@ -198,13 +180,58 @@ def _constant(op: Any) -> Any:
     return int(value) if isinstance(value, float) and "int" in dtype_name(op.attrs()["dtype"]) else value
 
 
-def _uses(user: Any, value: Any) -> list[str | None]:
-    """How ``user`` takes ``value``: the kind of each argument it stands for; None for a container."""
-    if user.name().startswith("builtin."):
-        return [None]
-    arguments = {a.name: a.kind for a in signature(user.name().split(".", 1)[1]) or ()}
-    return [
-        arguments.get(slot, "tensor")
-        for slot, operand in zip(user.get_input_names(), user.operands_source(), strict=True)
-        if operand.initialized() and operand.is_same(value)
-    ]
+def is_present(value: Any) -> bool:
+    """Whether an operand or a result that may be absent is there."""
+    if value is None:
+        return False
+    if hasattr(value, "initialized"):
+        return bool(value.initialized())
+    try:  # Paddle 2.6 has no other way to ask
+        return value.id is not None
+    except ValueError:
+        return False
+
+
+def is_list(value: Any) -> bool:
+    """Whether a value is a list of tensors."""
+    return value.is_combine() if hasattr(value, "is_combine") else str(value.type()).startswith("vec")  # Paddle 2.6 lacks it
+
+
+def _users(ops: list[Any]) -> dict[int, list[tuple[Any, str | None]]]:
+    """Per value, by its id, the ops that read it and the kind of argument it is for each; None for a container."""
+    users: dict[int, list[tuple[Any, str | None]]] = {}
+    for op in ops:
+        name = op.name()
+        operands = op.operands_source()
+        if name.startswith("builtin."):
+            kinds: list[str | None] = [None] * len(operands)
+        else:
+            arguments = {a.name: a.kind for a in signature(name.split(".", 1)[1]) or ()}
+            kinds = [arguments.get(slot, "tensor") for slot in op.get_input_names()]
+        for value, kind in zip(operands, kinds, strict=True):
+            if is_present(value):
+                users.setdefault(value.id, []).append((op, kind))
+    return users
+
+
+def check_serial_forward(ops: list[Any]) -> None:
+    """Raises UnsupportedProgram for the ops of a program that is empty, not forward, not static or not serial."""
+    compute = [op for op in ops if not op.name().startswith("builtin.") and op.name() != "pd_op.data"]
+    if not compute:
+        raise UnsupportedProgram(
+            "the program is empty: it holds no operation to plan; build the model's forward pass in it first"
+        )
+    for op in compute:
+        name = op.name()
+        if name.endswith(("_grad", "_grad_")) or op.op_role not in _FORWARD_ROLES:
+            raise UnsupportedProgram(
+                f"the program is not a forward program: it holds {name}; give the program as it is before "
+                "append_backward and optimizer.minimize"
+            )
+        if name.startswith(_CONTROL_FLOW):
+            raise UnsupportedProgram(
+                f"the program holds control flow ({name}), which a static plan cannot shard; trace the model "
+                "with branches and loops that do not depend on tensor values"
+            )
+        if name.startswith("dist_op.") or (op.dist_attr is not None):
+            raise UnsupportedProgram(f"the program is already distributed ({name} has placements); give the serial program")
