@@ -10,7 +10,8 @@ Answers depend only on the question, so each is asked once (about a millisecond)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -121,14 +122,9 @@ class Oracle:
         return PaddleMesh(np.arange(self.mesh.size).reshape(self.mesh.shape), dim_names=list(self.mesh.axes))
 
     def _build(self, question: Question) -> tuple[Built, ...]:
-        import paddle
-
-        program, startup = paddle.static.Program(), paddle.static.Program()
-        was_dynamic = paddle.in_dynamic_mode()
-        paddle.enable_static()
         try:
-            with paddle.static.program_guard(program, startup):
-                return _Scratch(program, self._paddle_mesh, question).answer()
+            with building_pir():
+                return self._scratch(question)
         except UnsupportedProgram:
             raise
         except Exception as error:  # Paddle's own exceptions have no common base
@@ -137,9 +133,28 @@ class Oracle:
                 f"Paddle cannot build {question.op!r} on inputs of shape {shapes} placed as "
                 f"{[o.placement.dims_mapping for o in question.operands]}: {str(error).strip().splitlines()[-1]}"
             ) from error
-        finally:
-            if was_dynamic:
-                paddle.disable_static()
+
+    def _scratch(self, question: Question) -> tuple[Built, ...]:
+        import paddle
+
+        program, startup = paddle.static.Program(), paddle.static.Program()
+        with paddle.static.program_guard(program, startup):
+            return _Scratch(program, self._paddle_mesh, question).answer()
+
+
+@contextmanager
+def building_pir() -> Iterator[None]:
+    """Ops built inside go to PIR programs, whatever mode the process is in; every mode is put back afterwards."""
+    import paddle
+
+    was_dynamic = paddle.in_dynamic_mode()
+    paddle.enable_static()
+    try:
+        with paddle.pir_utils.IrGuard():
+            yield
+    finally:
+        if was_dynamic:
+            paddle.disable_static()
 
 
 class _Scratch:
