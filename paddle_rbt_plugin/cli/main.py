@@ -180,6 +180,28 @@ def patterns(output: Output, blocked: tuple[str, ...]) -> None:
     list_patterns(output, blocked)
 
 
+@cli.command()
+@click.option("--processes", type=click.IntRange(2), default=2, show_default=True, help="CPU processes to train with.")
+@_set
+@click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="AdamW steps.")
+@click.option("--timeout", type=click.IntRange(1), default=150, show_default=True, help="Seconds for all processes to end.")
+@_with_output
+def demo(output: Output, **arguments: Any) -> None:
+    """Train a small GPT with several CPU processes under a found plan, beside a serial run.
+
+    Prints both losses step by step; the exit code is 1 where they differ by more than 1e-5.
+
+    \b
+    Examples:
+      paddle-rbt demo
+      paddle-rbt demo --processes 4 --set mp=4
+      paddle-rbt demo --processes 4 --set dp=2 --set mp=2 --json
+    """
+    from paddle_rbt_plugin.cli.demo import run_demo
+
+    run_demo(output, **arguments)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line and exits: 0 success, 1 a TunerError, 2 wrong usage, 130 Ctrl-C."""
     cli.main(arguments, prog_name="paddle-rbt")

@@ -69,21 +69,31 @@ def _saved_program(path: str) -> Any:
 
 def _function_graph(reference: str, batch: int) -> Graph:
     function = _find_function(reference)
-    was_dynamic = paddle.in_dynamic_mode()
     try:
-        with paddle.LazyGuard():
-            made = function()
+        made = _call(function)
     except TunerError:
         raise
     except Exception as error:  # the user's own code may raise anything
         raise ModelError(f"{reference} raised {_first_line(error)}") from error
-    finally:
-        paddle.disable_static() if was_dynamic else paddle.enable_static()
     if hasattr(made, "global_block"):
         return read_program(made)
     layer, specs, loss, labels = _parts(reference, made)
     specs, labels = with_batch(specs, labels, batch)
     return trace_layer(layer, specs, loss, labels).graph
+
+
+def _call(function: Callable[[], Any]) -> Any:
+    """What the function returns, built lazily; dynamic mode afterwards, whatever the function switched on."""
+    try:
+        with paddle.LazyGuard():
+            return function()
+    except AssertionError:
+        # LazyGuard is for Layers only. A function that builds a static Program, which allocates nothing anyway, fails on it.
+        if paddle.in_dynamic_mode():
+            raise
+        return function()
+    finally:
+        paddle.disable_static()
 
 
 def _find_function(reference: str) -> Callable[[], Any]:
@@ -122,7 +132,7 @@ def _parts(reference: str, made: Any) -> tuple[Any, Any, Any, Any]:
     if not isinstance(made, (tuple, list)) or not 2 <= len(made) <= 4 or not isinstance(made[0], paddle.nn.Layer):
         what = f"a tuple of {len(made)}" if isinstance(made, (tuple, list)) else type(made).__name__
         raise ModelError(f"{reference} returns {what}; it should return {_RESULT}")
-    layer, specs, loss, labels = (*made, *(None, None, None)[len(made) - 1 :])
+    layer, specs, loss, labels = (*list(made), None, None)[:4]
     return layer, _as_list(specs), loss, _as_list(labels)
 
 
