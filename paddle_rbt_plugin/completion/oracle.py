@@ -116,10 +116,10 @@ class Oracle:
 
     @cached_property
     def _paddle_mesh(self) -> Any:
-        import numpy as np
-        from paddle.distributed import ProcessMesh as PaddleMesh
+        from paddle.base import core
 
-        return PaddleMesh(np.arange(self.mesh.size).reshape(self.mesh.shape), dim_names=list(self.mesh.axes))
+        # The Python class would make every mesh asked about part of the running job.
+        return core.ProcessMesh(list(self.mesh.shape), list(range(self.mesh.size)), list(self.mesh.axes))
 
     def _build(self, question: Question) -> tuple[Built, ...]:
         try:
