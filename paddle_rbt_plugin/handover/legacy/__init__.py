@@ -1,0 +1,1 @@
+"""Hands plans to Paddle's legacy chain: DistributedContext, Completer, Partitioner, Resharder."""
