@@ -45,9 +45,8 @@ def read_pir_program(
     program: Any, loss: Any = None, structured_names: Mapping[str, str] | None = None, needs_loss: bool = True
 ) -> Graph:
     """Graph of a serial forward PIR program; see ``read_program``."""
-    reader = Reader(program, structured_names or {})
-    check_serial_forward(reader.ops_in)
-    return reader.read(loss, needs_loss)
+    check_serial_forward(list(program.global_block().ops))
+    return Reader(program, structured_names or {}).read(loss, needs_loss)
 
 
 class Reader:

@@ -19,6 +19,7 @@ from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph import read_program
 from paddle_rbt_plugin.handover.patches import enable_static_training_on_cpu
 from paddle_rbt_plugin.handover.replay import annotate, paddle_mesh
+from paddle_rbt_plugin.handover.strategy import as_the_program_runs
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.tuner import job_cluster, tune_graph
 
@@ -40,6 +41,8 @@ class RuleBasedTunerPass(PassBase):
         settings = Settings.from_mapping({k: v for k, v in self._attrs.items() if k not in extra and k != PLAN})
         _require_pir(main_program)
         graph = read_program(main_program, extra.pop("loss", None))
+        steps = extra.get("global_batch", 0) // graph.data[0].shape[0] if graph.data and graph.data[0].shape else 1
+        extra.setdefault("constraints", as_the_program_runs(max(steps, 1)))
         world = paddle.distributed.get_world_size()
         if world > 1 or settings.cluster is None:
             job_cluster(settings, world)

@@ -49,9 +49,13 @@ def constraints_of(strategy: Any) -> list[Constraint]:
         raise TunerError(
             "strategy.pipeline is enabled, but pipeline plans are not applied to PIR programs in this version; disable it"
         )
-    steps = accumulate_steps_of(strategy)
     recompute = "full" if strategy.recompute.enable else "none"
     sharding = int(strategy.sharding.stage) if strategy.sharding.enable else 0
+    return as_the_program_runs(accumulate_steps_of(strategy), recompute, sharding)
+
+
+def as_the_program_runs(steps: int = 1, recompute: str = "none", sharding: int = 0) -> list[Constraint]:
+    """What annotating a program cannot change: it accumulates, recomputes and shards as the strategy around it says."""
     return [
         Constraint("executing a PIR program in this version", {"pp": (1,), "sequence_parallel": (False,)}),
         Constraint("strategy.gradient_merge", {"accumulate_steps": (steps,)}),

@@ -90,7 +90,7 @@ class Analysis:
         for tensor, (spec, match) in self.claims.items():
             placed = completion.placements[tensor].dims_mapping
             for dim, axis in enumerate(spec):
-                if axis in mesh.axes and placed[dim] != mesh.axes.index(axis):
+                if axis is not None and mesh.degree(axis) > 1 and placed[dim] != mesh.axes.index(axis):
                     name = self.graph.tensors[tensor].name
                     return (
                         f"pattern {match.pattern} shards dim {dim} of {name} along {axis}, but Paddle's completion gives it up"
