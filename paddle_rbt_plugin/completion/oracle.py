@@ -234,7 +234,7 @@ class _Scratch:
         for i, operand in enumerate(op.operands_source()):
             needs = _tensor_attrs(attr.operand(i)) if attr is not None and i < attr.num_operands() else []
             for k, value in enumerate(_elements(operand)):
-                if value.id in self.sources:
+                if value.initialized() and value.id in self.sources:
                     have = placement_of(value)
                     need = _placement(needs[k], len(value.shape)) if k < len(needs) else have
                     reads = not op.is_no_need_buffer(value)
