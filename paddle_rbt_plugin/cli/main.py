@@ -20,7 +20,7 @@ class _Failure(click.ClickException):
     """A TunerError as the user sees it: one message on stderr, exit code 1."""
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"{click.style('error:', fg='red')} {self.message}", err=True)
+        click.echo(f"error: {self.message}", err=True)
 
 
 class _Commands(click.Group):

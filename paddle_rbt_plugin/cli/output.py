@@ -84,9 +84,10 @@ class Output:
             yield
 
 
-def make_table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
-    """An empty table as all commands draw it; ``right`` are the columns of numbers."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+def make_table(title: str, *columns: str, right: tuple[str, ...] = (), gap: int = 3) -> Table:
+    """An empty table as all commands draw it; ``right`` are the columns of numbers, ``gap`` the space between columns."""
+    padding = (0, (gap - 1) // 2)
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=padding)
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -25,6 +25,15 @@ from paddle_rbt_plugin.plan.explain import (
 )
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.tuner import tune_graph
+
+_CHOICES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "recompute": lambda c: "" if c["recompute"] == "none" else c["recompute"],
+    "ZeRO stage": lambda c: str(c["sharding_stage"] or ""),
+    "sequence parallel": lambda c: "yes" if c["sequence_parallel"] else "",
+    "mesh": lambda c: "mp, dp" if list(c["axes"]) == ["mp", "dp"] else "",
+    "schedule": lambda c: f"VPP {c['vpp']}" if c["schedule"] == "VPP" else "" if c["schedule"] == "1F1B" else c["schedule"],
+}
+"""How a candidate's choices show in its row; empty where a choice is as usual."""
 
 
 def plan_model(
@@ -105,15 +114,18 @@ def _winner(model: str, plan: Plan) -> Table:
 
 
 def _candidates(plan: Plan, top: int) -> Table:
+    """The best candidates; of the choices beyond the degrees only those that one of them makes."""
     shown = plan.candidates[:top]
+    spelled = [{name: spell(c) for name, spell in _CHOICES.items()} for c in shown]
+    made = [name for name in _CHOICES if any(row[name] for row in spelled)]
+    columns = ("pp", "dp", "mp", "micro batch", *made, "time", "slower", "memory")
     title = f"the best {len(shown)} of {len(plan.candidates)} candidates that fit"
-    columns = ("candidate", "step time", "slower", "memory")
-    table = make_table(title, *columns, right=columns[1:])
-    best = plan.estimate.step_time_s
-    for candidate in shown:
-        slower = candidate["step_time_s"] / best - 1
+    table = make_table(title, *columns, right=columns, gap=1 if len(made) > 2 else 3)
+    for candidate, row in zip(shown, spelled, strict=True):
+        slower = candidate["step_time_s"] / plan.estimate.step_time_s - 1
         table.add_row(
-            spell_candidate(candidate),
+            *(str(candidate[key]) for key in ("pp", "dp", "mp", "micro_batch")),
+            *(row[name] for name in made),
             spell_seconds(candidate["step_time_s"]),
             f"{slower:.1%}" if slower else "",
             spell_bytes(candidate["peak_memory_bytes"]),
