@@ -64,7 +64,7 @@ def test_a_layer_that_fails_is_named_with_its_error() -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(UnsupportedProgram, match="Broken cannot be traced.*no such thing"):
+        with pytest.raises(UnsupportedProgram, match=r"Broken cannot be traced.*no such thing"):
             trace_layer(Broken(), [InputSpec([4, 6], "float32", "x")])
 
 

@@ -115,16 +115,16 @@ def test_a_saved_plan_is_used_again_without_a_search(tmp_path: Path) -> None:
 def test_a_plan_of_another_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     plan_gpt(save_path=path)
-    with pytest.raises(rbt.PlanError, match="another program.*parameters"):
+    with pytest.raises(rbt.PlanError, match=r"another program.*parameters"):
         plan_gpt(replace(GPT, layers=3), load_path=path)
-    with pytest.raises(rbt.PlanError, match="another program.*shapes"):
+    with pytest.raises(rbt.PlanError, match=r"another program.*shapes"):
         plan_gpt(replace(GPT, ffn=128), load_path=path)
 
 
 def test_a_plan_of_another_cluster_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     plan_gpt(save_path=path)
-    with pytest.raises(rbt.PlanError, match="1x8:A100-80G.*1x4:A100-80G"):
+    with pytest.raises(rbt.PlanError, match=r"1x8:A100-80G.*1x4:A100-80G"):
         plan_gpt(load_path=path, cluster="1x4:A100-80G")
 
 
