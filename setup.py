@@ -8,12 +8,34 @@ HERE = Path(__file__).parent
 
 PATTERNS = (
     "qkv",
+    "multi_query",
+    "cross_attention",
+    "fused_qkv",
     "row_matmul",
+    "relative_position_bias",
     "ffn",
+    "gated_ffn",
+    "fused_gated_ffn",
+    "moe_ffn",
+    "moe_router",
+    "layer_norm",
+    "rms_norm",
     "shared_word_embedding",
+    "word_embedding",
     "position_embedding",
+    "counted_positions",
+    "learned_positions",
+    "class_token",
+    "patch_embedding",
+    "lm_head",
+    "classifier",
+    "pooler",
+    "head_transform",
     "unsqueeze_data",
     "reshape_data",
+    "cast_data",
+    "label_data",
+    "attention_mask",
 )
 
 # The CPU and the GPU wheel of Paddle exclude each other, so Paddle comes only through an extra.
@@ -21,6 +43,7 @@ CPU = ["paddlepaddle>=3.3,<3.4"]
 GPU = ["paddlepaddle-gpu>=3.3,<3.4"]
 TEST = ["pytest>=8", "hypothesis>=6.100"]
 DEV = ["ruff>=0.6", "mypy>=1.11", "types-PyYAML", "types-jsonschema"]
+FORMERS = ["paddleformers==1.2.0"]
 DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]
 
 setup(
@@ -35,7 +58,7 @@ setup(
     package_dir={"paddle_rbt_patterns": "patterns"},
     package_data={"paddle_rbt_plugin": ["py.typed", "cluster/*.yaml", "models/configs/*.yaml", "plan/*.json"]},
     install_requires=["numpy>=1.24", "pluggy>=1.3", "click>=8.1", "rich>=13.7", "PyYAML>=6.0", "jsonschema>=4.20"],
-    extras_require={"cpu": CPU, "gpu": GPU, "test": TEST, "dev": TEST + DEV, "docs": DOCS},
+    extras_require={"cpu": CPU, "gpu": GPU, "test": TEST, "dev": TEST + DEV, "docs": DOCS, "formers": FORMERS},
     entry_points={
         "console_scripts": ["paddle-rbt = paddle_rbt_plugin.cli.main:main"],
         "paddle_rbt": [f"{name} = paddle_rbt_patterns.{name}" for name in PATTERNS],

@@ -5,10 +5,8 @@ and stays whole. Any Linear after a reshape would look alike (patches of an imag
 router) and would gain nothing from this sharding, so the reshape must merge the heads of an attention core.
 """
 
-from paddle_rbt_plugin.pattern import Builder, Pattern
+from paddle_rbt_plugin.pattern import Builder, Pattern, attention_core
 from paddle_rbt_plugin.plugins import hookimpl
-
-FUSED_CORES = {"flash_attn", "flash_attention", "scaled_dot_product_attention", "memory_efficient_attention"}
 
 
 class RowMatmul(Pattern):
@@ -17,12 +15,8 @@ class RowMatmul(Pattern):
     name = "row_matmul"
 
     def build(self, g: Builder) -> None:
-        if g.choose("composed", "fused") == "composed":
-            weights = g.chain({"dropout", "cast"}, g.op("softmax", g.tensor()), at_most=2)
-            context = g.op("matmul", weights, g.tensor())
-        else:
-            context = g.op(FUSED_CORES, g.tensor())
-        merged = g.op("reshape", g.chain({"transpose", "cast"}, context, at_most=2))
+        context = attention_core(g, g.tensor(), g.tensor(), g.tensor())
+        merged = g.op({"reshape", "flatten"}, g.chain({"transpose", "cast"}, context, at_most=2))
         g.linear(merged, g.param("weight", ndim=2), g.param("bias", ndim=1))
 
     shard = {

@@ -15,21 +15,25 @@ class SharedWordEmbedding(Pattern):
 
     def build(self, g: Builder) -> None:
         ids, weight, x = g.data("ids"), g.param("weight", ndim=2), g.tensor("x")
-        g.op("embedding", g.chain({"cast", "slice"}, ids, at_most=2), weight)
+        g.op("embedding", g.chain({"cast", "slice"}, ids, at_most=2), g.cast(weight), name="out")
         if g.choose("attribute", "op") == "attribute":
-            g.op("matmul", x, weight, attrs={"transpose_y": True})
+            logits = g.op("matmul", g.cast(x), g.cast(weight), attrs={"transpose_y": True})
         else:
-            g.op("matmul", x, g.op("transpose", weight), attrs=lambda a: not a.get("transpose_y"))
+            logits = g.op("matmul", g.cast(x), g.op("transpose", g.cast(weight)), attrs=lambda a: not a.get("transpose_y"))
+        g.optional("add", logits, g.param("bias", ndim=1))
 
     shard = {
         "ids": ("dp", ...),
         "weight": ("mp", None),
+        "out": ("dp", ..., None),
         "x": ("dp", ..., None),
+        "bias": ("mp",),
     }
 
     dim_names = {
         "ids": ("batch", ...),
         "weight": ("vocabulary", "hidden size"),
+        "bias": ("vocabulary",),
         "x": ("batch", ..., "hidden size"),
     }
 

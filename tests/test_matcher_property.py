@@ -157,7 +157,8 @@ def test_the_matches_are_those_that_trying_every_combination_finds(graph, drawn,
     ]
     claimed = frozenset(data.draw(st.sets(st.sampled_from(names), min_size=1)))
     result = match_all(graph, [as_pattern(drawn, claimed)])
-    expected = by_trying_everything(graph, drawn, claimed)
+    found = by_trying_everything(graph, drawn, claimed)
+    expected = {key: ways for key, ways in found.items() if key[1]}  # an empty answer of shard declines the place
     shown = [(m.ops, frozenset(m.specs.items())) for m in result.matches]
     event(f"{min(len(expected), 3)} matches")
     assert not result.dropped and not result.failed and not result.incomplete

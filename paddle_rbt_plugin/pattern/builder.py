@@ -54,12 +54,13 @@ class OpNode:
 @dataclass(frozen=True, eq=False)
 class ChainNode:
     """``target`` is reached from ``source`` through at most ``at_most`` ops of the given types; possibly none, and then
-    both are the same tensor."""
+    both are the same tensor. ``whole``: no op of these types makes the source, so the chain cannot begin in its middle."""
 
     types: frozenset[str]
     source: int
     target: int
     at_most: int
+    whole: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,14 +171,31 @@ class Builder:
         the way reads the tensor before as any of its operands; its other operands are free."""
         if at_most < 1:
             raise PatternError(f"chain(): at_most is the largest number of ops on the way, at least 1, not {at_most!r}")
-        target = self._tensor(name, "any", None, None)
-        self._chains.append(ChainNode(_types(types), self._own(x), target.index, at_most))
-        return target
+        return self._chain(types, x, at_most, name)
 
     def linear(self, x: TensorNode, weight: TensorNode, bias: TensorNode | None = None) -> TensorNode:
-        """``x @ weight``, plus ``bias`` where the program adds it: a Linear layer whose weight is [in, out]."""
+        """``x @ weight``, plus ``bias`` where the program adds it: a Linear layer whose weight is [in, out]. Mixed precision
+        may cast each operand first."""
+        x, weight = self.cast(x), self.cast(weight)
         h = self.op("matmul", x, weight, attrs=lambda a: not a.get("transpose_x") and not a.get("transpose_y"))
-        return h if bias is None else self.optional("add", h, bias)
+        if bias is None:
+            return h
+        if self.choose(True, False):
+            return self.op("add", h, self.cast(bias))
+        self._released.add(self._own(bias))
+        return h
+
+    def cast(self, x: TensorNode) -> TensorNode:
+        """``x`` in another dtype, or ``x`` itself: what mixed precision makes of an operand. ``x`` is what comes before the
+        cast."""
+        return self._chain("cast", x, at_most=2, whole=True)
+
+    def _chain(
+        self, types: str | Collection[str], x: TensorNode, at_most: int, name: str = "", whole: bool = False
+    ) -> TensorNode:
+        target = self._tensor(name, "any", None, None)
+        self._chains.append(ChainNode(_types(types), self._own(x), target.index, at_most, whole))
+        return target
 
     def _tensor(self, name: str, kind: Any, ndim: int | None, where: TensorPredicate | None) -> TensorNode:
         if not isinstance(name, str):
@@ -218,7 +236,7 @@ class Builder:
                 )
                 for op in self._ops
             ),
-            tuple(ChainNode(c.types, position[c.source], position[c.target], c.at_most) for c in self._chains),
+            tuple(ChainNode(c.types, position[c.source], position[c.target], c.at_most, c.whole) for c in self._chains),
         )
         _check_connected(graph)
         return graph

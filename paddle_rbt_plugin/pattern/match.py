@@ -168,7 +168,8 @@ def _match_pattern(
     except SearchBudgetExceeded:
         complete = False
     largest = _without_contained({key: key[0] for key in unique})
-    return [unique[key] for key in largest], list(unfit.values()), complete
+    declined = [key for key in largest if callable(compiled.pattern.shard) and not unique[key].specs]
+    return [unique[key] for key in largest if key not in declined], list(unfit.values()), complete
 
 
 def _make_match(

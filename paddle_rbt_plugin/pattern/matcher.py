@@ -171,9 +171,13 @@ class _Search:
         for tensor in reached if end is None else (end,) if end in reached else ():
             self.budget.spend()
             mark = len(self.trail)
-            if self._bind_all((there,), (tensor,)):
+            if self._may_begin(chain, start if forward else tensor) and self._bind_all((there,), (tensor,)):
                 yield from self.run(depth + 1)
             self._unbind(mark)
+
+    def _may_begin(self, chain: ChainNode, source: int) -> bool:
+        producer = self.graph.producer(source)
+        return not chain.whole or producer is None or producer.type not in chain.types
 
     def _bind_all(self, nodes: tuple[int, ...], tensors: tuple[int, ...]) -> bool:
         return all(self._bind(node, tensor) for node, tensor in zip(nodes, tensors, strict=True))

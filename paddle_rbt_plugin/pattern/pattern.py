@@ -32,7 +32,7 @@ class Pattern:
 
     shard: Any = None
     """Shard spec per named tensor, ``{"x": ("dp", ..., None)}``; or a method ``shard(self, match)`` that returns such a
-    dict, where ``match`` is an ``Occurrence``."""
+    dict, where ``match`` is an ``Occurrence``; an empty one says that this place is none of the pattern's business."""
 
     dim_names: Mapping[str, tuple[Any, ...]] = {}
     """What the dimensions of a named tensor are, for messages: ``{"weight": ("vocabulary", None)}``; ``...`` as in specs."""

@@ -1,0 +1,47 @@
+"""Gated feed-forward network whose gate and up projection are one weight: (act(gate part) * up part of x W + b) Wd + bd.
+
+Column parallel, then row parallel. The gate's columns come first and the other half after them, so a rank's columns are not
+its share of both: weight and projection are divided all the same, and Paddle gathers their result before it is cut.
+"""
+
+from paddle_rbt_plugin.pattern import Builder, Pattern
+from paddle_rbt_plugin.plugins import hookimpl
+
+ACTIVATIONS = {"silu", "swish", "gelu", "relu", "sigmoid"}
+PARTING = {"split", "split_with_num", "slice", "strided_slice"}
+
+
+class FusedGatedFFN(Pattern):
+    """One projection to both halves of a gate, and one back."""
+
+    name = "fused_gated_ffn"
+
+    def build(self, g: Builder) -> None:
+        both = g.linear(g.tensor("x"), g.param("gate_up_weight", ndim=2), g.param("gate_up_bias", ndim=1))
+        if g.choose("composed", "fused") == "composed":
+            gate, up = (g.chain(PARTING, both, at_most=1) for _ in range(2))
+            wide = g.op("multiply", g.op(ACTIVATIONS, gate), up)
+        else:
+            parts = [g.chain(PARTING, both, at_most=1) for _ in range(g.choose(1, 2))]
+            wide = g.op("swiglu", *parts)
+        wide = g.chain({"dropout", "cast"}, wide, at_most=2)
+        g.linear(wide, g.param("down_weight", ndim=2), g.param("down_bias", ndim=1))
+
+    shard = {
+        "x": ("dp", ..., None),
+        "gate_up_weight": (None, "mp"),
+        "gate_up_bias": ("mp",),
+        "down_weight": ("mp", None),
+        "down_bias": (None,),
+    }
+
+    dim_names = {
+        "x": ("batch", ..., "hidden size"),
+        "gate_up_weight": ("hidden size", "twice the feed-forward size"),
+        "down_weight": ("feed-forward size", "hidden size"),
+    }
+
+
+@hookimpl
+def register_patterns(register):
+    register(FusedGatedFFN)
