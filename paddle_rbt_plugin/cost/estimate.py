@@ -12,17 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from paddle_rbt_plugin.cluster import Cluster, ProcessMesh
+from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.completion.work import Completion
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
-from paddle_rbt_plugin.cost.compute import products
 from paddle_rbt_plugin.cost.constants import DEFAULT, Constants
 from paddle_rbt_plugin.cost.pipeline import makespan
 from paddle_rbt_plugin.cost.segments import PassCost
-from paddle_rbt_plugin.cost.sizes import Sizes
-from paddle_rbt_plugin.cost.stage_cost import StageCost, StageCosting
+from paddle_rbt_plugin.cost.shared import SharedCosts
+from paddle_rbt_plugin.cost.stage_cost import LayerStrategy, StageCost, StageCosting
 from paddle_rbt_plugin.cost.stages import make_stages
-from paddle_rbt_plugin.cost.vocabulary import with_sharded_vocabulary
 
 
 @dataclass(frozen=True)
@@ -85,20 +83,23 @@ def estimate(
     memory_reserve: float = 0.1,
     stage_layers: Sequence[int] | None = None,
     constants: Constants = DEFAULT,
+    layers: Sequence[LayerStrategy] | None = None,
+    shared: SharedCosts | None = None,
 ) -> Estimate:
     """Predicts one training step.
 
     ``completion`` is of the mesh of one stage; stage ``i`` runs on the ``i``-th run of as many ranks. ``stage_layers`` says how
     many layers each of the pp * vpp model chunks has, as even as possible by default. ``memory_reserve`` is the share of a
-    device's memory that must stay free. Raises TunerError if there are fewer layers than chunks, and ClusterError if the
-    cluster lacks ranks or a rate for the precision.
+    device's memory that must stay free. ``layers`` holds the strategy of each layer where they differ, ``shared`` what earlier
+    estimates for this cluster and training found (it brings its own constants). Raises TunerError if there are fewer layers
+    than chunks, and ClusterError if the cluster lacks ranks or a rate for the precision.
     """
-    if training.sharded_vocabulary:
-        rewritten = {id(work): with_sharded_vocabulary(work) for work in completion.work}
-        completion = replace(completion, work=tuple(rewritten[id(work)] for work in completion.work))
-    c, micro_batches = constants, candidate.accumulate_steps
+    shared = shared or SharedCosts(cluster, training, constants)
+    completion = shared.completion(completion)
+    layers = [replace(s, completion=shared.completion(s.completion)) for s in layers or ()]
+    c, micro_batches = shared.constants, candidate.accumulate_steps
     stages = make_stages(completion, candidate.pp, candidate.vpp if candidate.pp > 1 else 1, stage_layers)
-    costing = StageCosting(completion, candidate, cluster, training, len(stages), c)
+    costing = StageCosting(completion, candidate, len(stages), shared, layers)
     costs = [costing.cost(stage) for stage in stages]
     pipeline = makespan(
         candidate.schedule,
@@ -112,7 +113,7 @@ def estimate(
     reports = tuple(_report(s, memory_reserve, c) for s in costs)
     largest = max(reports, key=lambda s: s.peak_memory_bytes)
     tightest = max(costs, key=lambda s: sum(s.memory.values()) / s.device.memory)
-    flop = model_flop(completion, candidate, training)
+    flop = model_flop(completion, candidate, shared)
     return Estimate(
         step_time_s=step,
         peak_memory_bytes=largest.peak_memory_bytes,
@@ -130,18 +131,10 @@ def estimate(
     )
 
 
-def model_flop(completion: Completion, candidate: Candidate, training: Training) -> float:
+def model_flop(completion: Completion, candidate: Candidate, shared: SharedCosts) -> float:
     """FLOP of one step's matrix products on whole tensors, without recomputation."""
-    axes = completion.mesh.axes
-    whole = ProcessMesh(axes, (1,) * len(axes), completion.mesh.ranks[:1])
-    flops: dict[int, float] = {}
-    for work in completion.work:
-        if id(work) not in flops:
-            sizes = Sizes(whole, 1.0, training.precision)
-            kernels = (*work.forward, *work.backward) if training.mode == "train" else work.forward
-            flops[id(work)] = sum(p.flop for k in kernels for p in products(k, sizes))
     samples = candidate.micro_batch * candidate.accumulate_steps * completion.mesh.degree("dp")
-    return sum(flops[id(work)] for work in completion.work) * samples / completion.batch
+    return sum(shared.flop(work, completion.mesh) for work in completion.work) * samples / completion.batch
 
 
 def _pipeline_breakdown(s: StageCost, micro_batches: int, pipeline: float, c: Constants) -> dict[str, float]:

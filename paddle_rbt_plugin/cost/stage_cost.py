@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
-from paddle_rbt_plugin.cluster import Cluster, Device, ProcessMesh
-from paddle_rbt_plugin.completion.work import Completion, SegmentWork, Value
-from paddle_rbt_plugin.cost.candidate import Candidate, Training
-from paddle_rbt_plugin.cost.communication import GroupNetwork, collective_seconds, group_network
-from paddle_rbt_plugin.cost.compute import ComputeDevice
+from paddle_rbt_plugin.cluster import Device, ProcessMesh
+from paddle_rbt_plugin.completion.work import Completion, SegmentWork
+from paddle_rbt_plugin.cost.candidate import Candidate, Recompute
+from paddle_rbt_plugin.cost.communication import collective_seconds
 from paddle_rbt_plugin.cost.constants import Constants
 from paddle_rbt_plugin.cost.memory import gradient_itemsize, state_bytes
 from paddle_rbt_plugin.cost.pipeline import in_flight
-from paddle_rbt_plugin.cost.segments import Machine, PassCost, SegmentCost, segment_cost
-from paddle_rbt_plugin.cost.sizes import Sizes, loss_values
+from paddle_rbt_plugin.cost.segments import PassCost, SegmentCost
+from paddle_rbt_plugin.cost.shared import SharedCosts
+from paddle_rbt_plugin.cost.sizes import Sizes
 from paddle_rbt_plugin.cost.stages import Stage
 from paddle_rbt_plugin.cost.update import exposed_seconds, gradient_sync_seconds, update_seconds
+
+
+@dataclass(frozen=True)
+class LayerStrategy:
+    """How one layer runs: completed on a mesh of its stage's devices, which may be arranged otherwise than for its
+    neighbours, and with its own recomputation."""
+
+    completion: Completion
+    recompute: Recompute
 
 
 @dataclass(frozen=True)
@@ -51,96 +61,138 @@ class StageCost:
         return sum(self.forward_seconds(c)) + sum(self.backward_seconds(c))
 
 
+@dataclass
+class _Part:
+    """What of a stage runs on one mesh: elements of its parameters on one device, and of the gradients to reduce per axis."""
+
+    mesh: ProcessMesh
+    parameters: int = 0
+    gradients: dict[str, int] = field(default_factory=dict)
+
+
 class StageCosting:
-    """Costs the stages of one candidate; equal segments on equal machines once."""
+    """Costs the stages of one candidate. ``layers`` says where layers differ from the candidate (level o2)."""
 
     def __init__(
-        self, completion: Completion, candidate: Candidate, cluster: Cluster, training: Training, stages: int, c: Constants
+        self,
+        completion: Completion,
+        candidate: Candidate,
+        stages: int,
+        shared: SharedCosts,
+        layers: Sequence[LayerStrategy] | None = None,
     ):
         self.completion = completion
-        self.mesh = completion.mesh
         self.candidate = candidate
-        self.cluster = cluster
-        self.training = training
-        self.train = training.mode == "train"
+        self.shared = shared
+        self.cluster = shared.cluster
+        self.training = shared.training
+        self.train = shared.training.mode == "train"
         self.stages = stages
-        self.c = c
-        self._sizes: dict[int, Sizes] = {}
-        self._segments: dict[tuple[object, ...], SegmentCost] = {}
+        self.ranks = completion.mesh.size
+        self.samples = candidate.micro_batch * completion.mesh.degree("dp")
+        self.c = shared.constants
+        same = LayerStrategy(completion, candidate.recompute)
+        self.strategies = tuple(layers) if layers else (same,) * completion.layers.count
 
     def cost(self, stage: Stage) -> StageCost:
         """The cost of a stage on the ranks that it runs on."""
-        first = stage.index * self.mesh.size
-        kind = self.cluster.group_of(first)
-        device = ComputeDevice(kind.device.flops(self.training.precision), kind.device.memory_bandwidth)
-        machine = Machine(device, networks(self.mesh, first, self.cluster), self.c)
-        chunks = [[self._segment(i, machine) for i in chunk] for chunk in stage.chunks]
-        parameters = sum(self._numel(i, v) for i in stage.segments for v in self.completion.work[i].params)
-        parameters += sum(self._numel(stage.segments[0], v) for v in stage.shared)
-        backward = tuple(sum((s.backward for s in chunk), PassCost()) for chunk in chunks)
-        dp = machine.networks["dp"].ranks if "dp" in machine.networks else 1
+        first = stage.index * self.ranks
+        chunks = [[self._segment(i, first) for i in chunk] for chunk in stage.chunks]
+        moves = [self._moves(chunk, first) for chunk in stage.chunks]
+        forward = tuple(
+            sum((s.forward for s in chunk), PassCost(communication=ahead))
+            for chunk, (ahead, _) in zip(chunks, moves, strict=True)
+        )
+        backward = tuple(
+            sum((s.backward for s in chunk), PassCost(communication=back))
+            for chunk, (_, back) in zip(chunks, moves, strict=True)
+        )
+        device, _ = self.shared.machine(self.completion.mesh, first)
+        parts = self._parts(stage)
+        seconds = sum(p.seconds(self.c) for p in backward)
         return StageCost(
             stage=stage,
-            device=kind.device,
-            forward=tuple(sum((s.forward for s in chunk), PassCost()) for chunk in chunks),
+            device=device,
+            forward=forward,
             recompute=tuple(sum((s.recompute for s in chunk), PassCost()) for chunk in chunks),
             backward=backward,
-            send=self._send_seconds(stage, machine),
-            parameters=parameters,
-            gradient_sync=self._sync_seconds(stage, machine, sum(p.seconds(self.c) for p in backward)) if self.train else 0.0,
-            update=self._update_seconds(parameters, dp, device) if self.train else 0.0,
-            memory=self._memory(stage, [s for chunk in chunks for s in chunk], parameters, dp),
+            send=self._send_seconds(stage, first),
+            parameters=sum(p.parameters for p in parts),
+            gradient_sync=sum(self._sync_seconds(p, first, seconds) for p in parts) if self.train else 0.0,
+            update=sum(self._update_seconds(p, first) for p in parts) if self.train else 0.0,
+            memory=self._memory(stage, [s for chunk in chunks for s in chunk], parts),
         )
 
-    def _segment(self, index: int, machine: Machine) -> SegmentCost:
-        work, is_block = self.completion.work[index], self.completion.layers.segments[index].is_block
-        key = (id(work), is_block, machine.device, *machine.networks.values())
-        if key not in self._segments:
-            self._segments[key] = segment_cost(
-                work, self._sizes_of(work), machine, self.candidate.recompute, is_block, self.training.fused_attention
-            )
-        return self._segments[key]
+    def _strategy(self, index: int) -> LayerStrategy:
+        return self.strategies[self.completion.layers.segments[index].layer]
 
-    def _sizes_of(self, work: SegmentWork) -> Sizes:
-        if id(work) not in self._sizes:
-            batch_scale = self.candidate.micro_batch * self.mesh.degree("dp") / self.completion.batch
-            self._sizes[id(work)] = Sizes(
-                self.mesh, batch_scale, self.training.precision, self.candidate.sequence_parallel, loss_values(work.forward)
-            )
-        return self._sizes[id(work)]
+    def _work(self, index: int) -> SegmentWork:
+        return self._strategy(index).completion.work[index]
 
-    def _numel(self, index: int, value: Value) -> int:
-        return self._sizes_of(self.completion.work[index]).numel(value)
+    def _segment(self, index: int, first: int) -> SegmentCost:
+        strategy = self._strategy(index)
+        _, machine = self.shared.machine(strategy.completion.mesh, first)
+        is_block = self.completion.layers.segments[index].is_block
+        candidate = self.candidate
+        if strategy.recompute != candidate.recompute:
+            candidate = replace(candidate, recompute=strategy.recompute)
+        sizes = self._sizes(index)
+        return self.shared.segment(strategy.completion.work[index], is_block, machine, sizes, candidate)
 
-    def _send_seconds(self, stage: Stage, machine: Machine) -> float:
+    def _sizes(self, index: int) -> Sizes:
+        completion = self._strategy(index).completion
+        scale = self.samples / completion.batch
+        return self.shared.sizes(completion.work[index], completion.mesh, scale, self.candidate.sequence_parallel)
+
+    def _moves(self, chunk: Sequence[int], first: int) -> tuple[float, float]:
+        """Seconds forward and backward to bring hidden states from a layer to the next one on another mesh."""
+        ahead = back = 0.0
+        for before, after in pairwise(chunk):
+            old, new = (self._strategy(i).completion.mesh.degree("dp") for i in (before, after))
+            if old != new:
+                nbytes = max(boundary_bytes(self._work(i), self._sizes(i)) for i in (before, after))
+                seconds = self.shared.regroup_seconds(nbytes, old, new, self.ranks, first)
+                ahead, back = (ahead + seconds, back) if new < old else (ahead, back + seconds)
+        return ahead, back
+
+    def _parts(self, stage: Stage) -> list[_Part]:
+        """The stage's segments by the mesh that they run on, with their parameters."""
+        parts: dict[int, _Part] = {}
+        for i in stage.segments:
+            completion = self._strategy(i).completion
+            part = parts.setdefault(completion.mesh.degree("dp"), _Part(completion.mesh))
+            sizes = self._sizes(i)
+            part.parameters += sum(map(sizes.numel, completion.work[i].params))
+            for sync in completion.work[i].gradient_syncs:
+                part.gradients[sync.axis] = part.gradients.get(sync.axis, 0) + sizes.numel(sync.value)
+        tied = self._sizes(stage.segments[0])
+        part = parts[self._strategy(stage.segments[-1]).completion.mesh.degree("dp")]
+        part.parameters += sum(map(tied.numel, stage.shared))
+        return list(parts.values())
+
+    def _send_seconds(self, stage: Stage, first: int) -> float:
         """Each rank of an mp group sends its part of the hidden state, the receivers gather it over the links inside their
         machine (arXiv 2104.04473, section 4.1)."""
         if self.stages == 1:
             return 0.0
         segments = self.completion.layers.segments
-        last = [i for i in stage.segments if segments[i].is_block or i == stage.segments[-1]][-1]
-        work = self.completion.work[last]
-        whole = sum(self._sizes_of(work).nbytes(v) for v in work.outputs if v.kind == "var" and v.batch_dim is not None)
-        here = stage.index * self.mesh.size
-        there = here + self.mesh.size if stage.index < self.stages - 1 else here - self.mesh.size
-        net = group_network(self.cluster, (here, there))
+        last = max((i for i in stage.segments if segments[i].is_block), default=stage.segments[-1])
+        whole = boundary_bytes(self._work(last), self._sizes(last))
+        there = first + self.ranks if stage.index < self.stages - 1 else first - self.ranks
+        net = self.shared.pair(first, there)
+        _, machine = self.shared.machine(self._strategy(last).completion.mesh, first)
         mp = machine.networks.get("mp")
         if mp is None or mp.ranks == 1:
             return collective_seconds("p2p", whole, net, self.c)
         seconds = collective_seconds("p2p", whole / mp.ranks, net, self.c)
         return seconds if self.candidate.sequence_parallel else seconds + collective_seconds("all_gather", whole, mp, self.c)
 
-    def _sync_seconds(self, stage: Stage, machine: Machine, backward: float) -> float:
+    def _sync_seconds(self, part: _Part, first: int, backward: float) -> float:
         """Gradients of the stage's parameters, brought to where the parameters lie."""
         seconds = 0.0
+        _, machine = self.shared.machine(part.mesh, first)
         for axis, net in machine.networks.items():
-            numel = sum(
-                self._numel(i, sync.value)
-                for i in stage.segments
-                for sync in self.completion.work[i].gradient_syncs
-                if sync.axis == axis
-            )
-            nbytes = numel * gradient_itemsize(self.training)
+            nbytes = part.gradients.get(axis, 0) * gradient_itemsize(self.training)
             if axis != "dp":
                 seconds += collective_seconds("all_reduce", nbytes, net, self.c) if nbytes else 0.0
                 continue
@@ -148,19 +200,22 @@ class StageCosting:
             seconds += exposed_seconds(sync_s, nbytes, backward, self.c) if self.training.overlap_gradients else sync_s
         return seconds
 
-    def _update_seconds(self, parameters: int, dp: int, device: ComputeDevice) -> float:
-        return update_seconds(parameters / (dp if self.candidate.sharding_stage else 1), self.training, device, self.c)
+    def _update_seconds(self, part: _Part, first: int) -> float:
+        _, machine = self.shared.machine(part.mesh, first)
+        shards = part.mesh.degree("dp") if self.candidate.sharding_stage else 1
+        return update_seconds(part.parameters / shards, self.training, machine.device, self.c)
 
-    def _memory(self, stage: Stage, segments: list[SegmentCost], parameters: int, dp: int) -> dict[str, float]:
-        states = state_bytes(parameters, self.candidate, self.training, dp)
+    def _memory(self, stage: Stage, segments: list[SegmentCost], parts: Sequence[_Part]) -> dict[str, float]:
+        states = [state_bytes(p.parameters, self.candidate, self.training, p.mesh.degree("dp")) for p in parts]
         schedule, m = self.candidate.schedule, self.candidate.accumulate_steps
         flying = in_flight(schedule, stage.index, self.stages, m, len(stage.chunks)) if self.train else 0
-        bucket = min(self.c.bucket_bytes, parameters * gradient_itemsize(self.training)) if dp > 1 and self.train else 0.0
+        reduced = sum(p.parameters for p in parts if p.mesh.degree("dp") > 1) if self.train else 0
+        bucket = min(self.c.bucket_bytes, reduced * gradient_itemsize(self.training))
         return {
-            "parameters": states.parameters,
-            "master_weights": states.master_weights,
-            "gradients": states.gradients,
-            "optimizer_states": states.optimizer_states,
+            "parameters": sum(s.parameters for s in states),
+            "master_weights": sum(s.master_weights for s in states),
+            "gradients": sum(s.gradients for s in states),
+            "optimizer_states": sum(s.optimizer_states for s in states),
             "activations": flying * sum(s.kept for s in segments),
             "recomputed": max(s.revived for s in segments) if self.train else 0.0,
             "temporaries": max(s.temporary for s in segments),
@@ -168,7 +223,6 @@ class StageCosting:
         }
 
 
-def networks(mesh: ProcessMesh, first: int, cluster: Cluster) -> dict[str, GroupNetwork]:
-    """The network of each axis of the mesh when its first rank is ``first``."""
-    shift = first - mesh.ranks[0]
-    return {axis: group_network(cluster, tuple(r + shift for r in mesh.group(axis))) for axis in mesh.axes}
+def boundary_bytes(work: SegmentWork, sizes: Sizes) -> float:
+    """Bytes of the hidden state that a segment hands on, per rank, the sequence unsplit."""
+    return sum(sizes.nbytes(v) for v in work.outputs if v.kind == "var" and v.batch_dim is not None)

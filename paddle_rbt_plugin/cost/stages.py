@@ -47,6 +47,7 @@ def make_stages(completion: Completion, pp: int, chunks: int, stage_layers: Sequ
     for i, segment in enumerate(completion.layers.segments):
         members[chunk_of_layer[segment.layer]].append(i)
     home = _homes(completion)
+    foreign = {id(work): foreign_params(work) for work in completion.work}
     stages = []
     for s in range(pp):
         own = range(s, len(sizes), pp)
@@ -54,7 +55,7 @@ def make_stages(completion: Completion, pp: int, chunks: int, stage_layers: Sequ
         shared = {
             v.name: v
             for i in segments
-            for v in foreign_params(completion.work[i])
+            for v in foreign[id(completion.work[i])]
             if v.name in home and home[v.name] not in segments
         }
         stages.append(
