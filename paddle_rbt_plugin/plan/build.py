@@ -11,9 +11,6 @@ from paddle_rbt_plugin.cost.stages import make_stages
 from paddle_rbt_plugin.plan.plan import Plan, PlanEstimate, Stage, TensorPlacement
 from paddle_rbt_plugin.search import Analysis, SearchResult, candidate_dict
 
-_CANDIDATES_KEPT = 50
-"""Of a large search the plan keeps the best; the rest would only make the file large."""
-
 
 def make_plan(
     analysis: Analysis, result: SearchResult, cluster: Cluster, training: Training, level: str, notes: Iterable[str] = ()
@@ -22,7 +19,7 @@ def make_plan(
     best = result.best.candidate
     stages = _stages(result, cluster, best)
     return Plan(
-        signature=analysis.graph.signature,
+        signature=analysis.signature,
         degrees={"pp": best.pp, "dp": best.dp, "mp": best.mp},
         level=level,
         global_batch=training.global_batch,
@@ -40,13 +37,13 @@ def make_plan(
         candidates=tuple(
             candidate_dict(e.candidate)
             | {"step_time_s": e.estimate.step_time_s, "peak_memory_bytes": round(e.estimate.peak_memory_bytes)}
-            for e in result.feasible[:_CANDIDATES_KEPT]
+            for e in result.feasible
         ),
         rejected=tuple({"candidate": r.candidate, "reason": r.reason} for r in result.rejected),
         patterns=_patterns(analysis),
         unmatched=_unmatched(analysis),
         cluster=cluster.to_dict(),
-        notes=(*notes, *(f"pattern match dropped: {d.match.pattern}: {d.reason}" for d in _notable(analysis))),
+        notes=(*notes, *result.notes, *(f"pattern match dropped: {d.match.pattern}: {d.reason}" for d in _notable(analysis))),
     )
 
 

@@ -1,7 +1,8 @@
 """The search: analysis of a program, the space of candidates, and the levels that walk it."""
 
 from paddle_rbt_plugin.search.analysis import Analysis, analyse
-from paddle_rbt_plugin.search.o1 import Evaluated, SearchResult, search_o1
+from paddle_rbt_plugin.search.o1 import search_o1
+from paddle_rbt_plugin.search.result import Evaluated, SearchResult
 from paddle_rbt_plugin.search.space import Rejected, SearchSpace, candidate_dict, candidates
 
 __all__ = [

@@ -11,6 +11,7 @@ from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion import Completion, Oracle, Placement, complete, data_parallel, find_batch_dims
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph import Graph, Tensor
+from paddle_rbt_plugin.graph.rewrite import rewrite_graph
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.layers.layers import Layers
 from paddle_rbt_plugin.pattern import CompiledPattern, ExpandedSpec, Match, MatchResult, Pattern, match_all
@@ -27,6 +28,10 @@ class Analysis:
     """Batch size of the program: the first dimension of its data."""
     batch_dims: Mapping[int, int]
     train: bool = True
+    signature: str = ""
+    """That of the program as it was read, before any of its ops was written in another way."""
+    rewritten: Mapping[str, int] = field(default_factory=dict)
+    """How many ops of which type were."""
     _oracles: dict[tuple, Oracle] = field(default_factory=dict, compare=False, repr=False)
     _completions: dict[tuple, Completion] = field(default_factory=dict, compare=False, repr=False)
 
@@ -99,17 +104,25 @@ class Analysis:
 
 
 def analyse(
-    graph: Graph, patterns: Iterable[CompiledPattern | type[Pattern]], batch: int | None = None, train: bool = True
+    graph: Graph,
+    patterns: Iterable[CompiledPattern | type[Pattern]],
+    batch: int | None = None,
+    train: bool = True,
+    rewrite: bool = True,
 ) -> Analysis:
     """Finds layers, matches and the batch of a graph.
 
-    ``batch`` is the first dimension that the data tensors share; found by majority where it is not given.
+    ``batch`` is the first dimension that the data tensors share; found by majority where it is not given. ``rewrite`` spells
+    ops that Paddle shards badly in another way, as handing over to PIR does.
     Raises UnsupportedProgram for a program without data."""
+    signature = graph.signature
+    graph, rewritten = rewrite_graph(graph) if rewrite else (graph, {})
     layers = cluster_layers(graph)
     matches = match_all(graph, patterns, layers)
     if batch is None:
         batch = _find_batch(graph)
-    return Analysis(graph, layers, matches, batch, find_batch_dims(graph, layers, batch), train)
+    batch_dims = find_batch_dims(graph, layers, batch)
+    return Analysis(graph, layers, matches, batch, batch_dims, train, signature, rewritten)
 
 
 def _find_batch(graph: Graph) -> int:

@@ -1,43 +1,94 @@
 """Level o1: one strategy for all layers, stages as even as the layers allow.
 
-All candidates are completed and costed; the fastest that fits wins. Ties go to the smaller memory, then to the smaller
-degrees of pp and mp, so equal inputs give equal plans.
+    minimise  step(c)  over candidates c  with  peak memory of every stage(c) <= device memory less reserve
+
+Every candidate is bounded from below (``bounds``), by growing micro batch within each factorisation; one that does not fit is
+infeasible, and so is the same one with a larger micro batch, since every term of memory grows with it (``_bound``). What is
+left is estimated in the order of the bounds until no bound is below the worst of the best ``KEPT``, so these are the true best
+(``_best_first``); and in the same way the best of each factorisation, to compare the winner with. Ties go to the smaller
+memory, then to the smaller degrees, so equal inputs give equal plans.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
 
 from paddle_rbt_plugin.cluster import Cluster, describe_axis, stage_meshes
 from paddle_rbt_plugin.completion import Completion
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
-from paddle_rbt_plugin.cost.estimate import Estimate, estimate
+from paddle_rbt_plugin.cost.estimate import estimate
+from paddle_rbt_plugin.cost.shared import SharedCosts
 from paddle_rbt_plugin.errors import NoFeasiblePlan
 from paddle_rbt_plugin.search.analysis import Analysis
-from paddle_rbt_plugin.search.space import Rejected, SearchSpace, candidate_dict, candidates
+from paddle_rbt_plugin.search.bounds import Bound, Bounds
+from paddle_rbt_plugin.search.result import Evaluated, Misses, Progress, SearchResult, explain_failure, order_of
+from paddle_rbt_plugin.search.space import Degrees, Rejected, SearchSpace, variants, ways
 
-Progress = Callable[[int, int], None]
-"""Called with the number of candidates done and their total."""
+KEPT = 20
+"""How many of the best candidates are estimated exactly and shown."""
 
-
-@dataclass(frozen=True)
-class Evaluated:
-    """A candidate that can run, and what it costs."""
-
-    candidate: Candidate
-    estimate: Estimate
+Bounded = tuple[float, tuple[str, ...], Candidate]
+"""Lower bound of the step, and an order for equal bounds."""
 
 
-@dataclass(frozen=True)
-class SearchResult:
-    """The winner with its completion, the others that can run (best first), and those that cannot."""
+class Deadline:
+    """When to stop: ``limit`` seconds from now, never for None."""
 
-    best: Evaluated
-    completion: Completion
-    feasible: tuple[Evaluated, ...]
-    rejected: tuple[Rejected, ...]
+    def __init__(self, limit: float | None = None):
+        self._limit = limit
+        self._end = None if limit is None else time.monotonic() + limit
+        self.stopped = ""
+        """Says that the search was stopped; empty while it was not."""
+
+    def passed(self, where: str) -> bool:
+        """Whether it is time to stop; ``where`` says what is left undone."""
+        if self._end is None or time.monotonic() < self._end:
+            return False
+        self.stopped = self.stopped or f"stopped by the time limit of {self._limit:g} s: {where}; this is the best so far"
+        return True
+
+
+class Search:
+    """The state of one search: what its levels share."""
+
+    def __init__(
+        self,
+        analysis: Analysis,
+        cluster: Cluster,
+        training: Training,
+        space: SearchSpace,
+        memory_reserve: float = 0.1,
+        progress: Progress | None = None,
+        time_limit: float | None = None,
+    ):
+        self.analysis = analysis
+        self.cluster = cluster
+        self.training = training
+        self.space = space
+        self.memory_reserve = memory_reserve
+        self.progress = progress or (lambda done, total: None)
+        self.deadline = Deadline(time_limit)
+        self.shared = SharedCosts(cluster, training)
+        self.bounds = Bounds(self.shared, memory_reserve)
+
+    def completion(self, candidate: Candidate) -> Completion:
+        """The completion of a stage's mesh."""
+        return self.analysis.complete(stage_meshes(self.cluster, candidate.pp, candidate.dp, candidate.mp, candidate.axes)[0])
+
+    def evaluate(self, candidate: Candidate) -> Evaluated:
+        """The exact cost of a candidate."""
+        return Evaluated(
+            candidate,
+            estimate(
+                self.completion(candidate),
+                candidate,
+                self.cluster,
+                self.training,
+                memory_reserve=self.memory_reserve,
+                shared=self.shared,
+            ),
+        )
 
 
 def search_o1(
@@ -47,67 +98,94 @@ def search_o1(
     space: SearchSpace,
     memory_reserve: float = 0.1,
     progress: Progress | None = None,
+    time_limit: float | None = None,
 ) -> SearchResult:
     """Finds the best candidate. Raises NoFeasiblePlan, which names the binding resource and the nearest candidate."""
-    tried, rejected = candidates(analysis, cluster, training, space)
-    feasible: list[Evaluated] = []
-    for done, candidate in enumerate(tried):
-        if progress is not None:
-            progress(done, len(tried))
-        completion = _complete(analysis, cluster, candidate)
-        reason = analysis.lost_sharding(completion)
-        if reason:
-            rejected.append(Rejected(candidate_dict(candidate), reason))
+    return run_o1(Search(analysis, cluster, training, space, memory_reserve, progress, time_limit))
+
+
+def run_o1(search: Search) -> SearchResult:
+    """Level o1 of a search; see ``search_o1``."""
+    found, rejected = ways(search.analysis, search.cluster, search.training, search.space)
+    misses = Misses()
+    fitting: dict[Degrees, list[Bounded]] = {}
+    considered = 0
+    for done, degrees in enumerate(found):
+        search.progress(done, len(found))
+        if fitting and search.deadline.passed(f"{len(found) - done} of {len(found)} ways to use the devices are not tried"):
+            break
+        fits, count, reasons = _bound(search, degrees, misses)
+        considered += count
+        rejected += reasons
+        if fits:
+            fitting[degrees] = fits
+    rejected += misses.rejected()
+    if not fitting:
+        raise NoFeasiblePlan(explain_failure(search.cluster, rejected))
+    best = _best_first(search, [b for fits in fitting.values() for b in fits], KEPT)
+    for degrees, fits in fitting.items():
+        if search.deadline.passed("not every way to use the devices was compared"):
+            break
+        if not any(Degrees(c.pp, c.dp, c.mp) == degrees for c in best):
+            best |= _best_first(search, fits, 1)
+    ranked = sorted(best.values(), key=lambda e: e.rank)
+    search.progress(len(found), len(found))
+    notes = (search.deadline.stopped,) if search.deadline.stopped else ()
+    winner = ranked[0]
+    completion = search.completion(winner.candidate)
+    return SearchResult(winner, completion, tuple(ranked), tuple(rejected), considered, search.cluster, notes)
+
+
+def _bound(search: Search, degrees: Degrees, misses: Misses) -> tuple[list[Bounded], int, list[Rejected]]:
+    """The candidates of one factorisation that fit, how many were looked at, and rejections of whole orders of axes."""
+    fits: list[Bounded] = []
+    completions: dict[tuple[str, ...], Completion] = {}
+    lost: dict[tuple[str, ...], str] = {}
+    too_large: set[tuple[object, ...]] = set()
+    count = 0
+    for candidate in variants(search.analysis, search.training, search.space, degrees):
+        count += 1
+        if candidate.axes not in lost:
+            completions[candidate.axes] = search.completion(candidate)
+            lost[candidate.axes] = search.analysis.lost_sharding(completions[candidate.axes])
+        if lost[candidate.axes]:
             continue
-        cost = estimate(completion, candidate, cluster, training, memory_reserve=memory_reserve)
-        if cost.fits:
-            feasible.append(Evaluated(candidate, cost))
+        kind = _without_micro_batch(candidate)
+        if kind in too_large:
+            misses.skip(degrees)
+            continue
+        bound: Bound = search.bounds.of(completions[candidate.axes], candidate)
+        if bound.missing_bytes > 0:
+            too_large.add(kind)
+            misses.add(degrees, candidate, bound)
         else:
-            rejected.append(_too_large(candidate, cost))
-    if not feasible:
-        raise NoFeasiblePlan(_explain_failure(cluster, tried, rejected))
-    feasible.sort(key=lambda e: (e.estimate.step_time_s, e.estimate.peak_memory_bytes, _rank(e.candidate)))
-    best = feasible[0]
-    return SearchResult(best, _complete(analysis, cluster, best.candidate), tuple(feasible), tuple(rejected))
+            fits.append((bound.step_time_s, order_of(candidate), candidate))
+    reasons = [Rejected(degrees.to_dict() | {"axes": list(axes)}, reason) for axes, reason in lost.items() if reason]
+    return fits, count, reasons
 
 
-def _complete(analysis: Analysis, cluster: Cluster, candidate: Candidate) -> Completion:
-    return analysis.complete(stage_meshes(cluster, candidate.pp, candidate.dp, candidate.mp, candidate.axes)[0])
+def _without_micro_batch(c: Candidate) -> tuple[object, ...]:
+    return c.axes, c.recompute, c.sharding_stage, c.sequence_parallel, c.schedule, c.vpp
 
 
-def _rank(candidate: Candidate) -> tuple[str, ...]:
-    """A total order that depends on nothing but the candidate: smaller degrees first."""
-    return tuple(f"{value:>6}" if isinstance(value, int) else str(value) for value in candidate_dict(candidate).values())
+def _best_first(search: Search, bounded: Sequence[Bounded], count: int) -> dict[Candidate, Evaluated]:
+    """The best ``count`` candidates with their exact costs, and what was estimated to find them."""
+    done: dict[Candidate, Evaluated] = {}
+    times: list[float] = []
+    for bound, candidate in _ascending(bounded):
+        if len(times) >= count and bound > sorted(times)[count - 1]:
+            break
+        if times and search.deadline.passed("not every candidate that may be among the best was estimated"):
+            break
+        done[candidate] = search.evaluate(candidate)
+        if done[candidate].estimate.fits:
+            times.append(done[candidate].estimate.step_time_s)
+    return {c: e for c, e in done.items() if e.estimate.fits}
 
 
-def _too_large(candidate: Candidate, cost: Estimate) -> Rejected:
-    worst = max(cost.stages, key=lambda stage: stage.peak_memory_bytes - stage.memory_limit_bytes)
-    missing = worst.peak_memory_bytes - worst.memory_limit_bytes
-    reason = (
-        f"needs {worst.peak_memory_bytes / 2**30:.1f} GiB, {missing / 2**30:.1f} GiB more than the "
-        f"{worst.memory_limit_bytes / 2**30:.1f} GiB that {worst.device} has less its reserve"
-    )
-    return Rejected(candidate_dict(candidate), reason, missing_bytes=math.ceil(missing))
-
-
-def _explain_failure(cluster: Cluster, tried: list[Candidate], rejected: list[Rejected]) -> str:
-    short_of_memory = [r for r in rejected if r.missing_bytes > 0]
-    if short_of_memory:
-        nearest = min(short_of_memory, key=lambda r: r.missing_bytes)
-        return (
-            f"no plan fits the memory of {cluster}: the nearest candidate, {_spell(nearest)}, {nearest.reason}; use more or "
-            "larger devices, recompute or sharding"
-        )
-    reasons = "; ".join(f"{_spell(r)}: {r.reason}" for r in rejected[:8])
-    return f"no way to use the {cluster.device_count} devices of {cluster} is legal for this model: {reasons}"
-
-
-def _spell(rejected: Rejected) -> str:
-    c = rejected.candidate
-    text = f"pp {c['pp']} x dp {c['dp']} x mp {c['mp']}"
-    if "micro_batch" in c:
-        text += f" with micro batch {c['micro_batch']}, recompute {c['recompute']}"
-    return text
+def _ascending(bounded: Sequence[Bounded]) -> Iterator[tuple[float, Candidate]]:
+    for bound, _, candidate in sorted(bounded, key=lambda b: b[:2]):
+        yield bound, candidate
 
 
 def where_axes_run(cluster: Cluster, candidate: Candidate) -> list[str]:

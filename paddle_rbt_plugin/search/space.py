@@ -1,13 +1,25 @@
 """The space of candidates: every way to use the devices, less what the user, the model or the cluster rules out.
 
-Each (pp, dp, mp) whose product is the number of devices appears either in a candidate or in a rejection with its reason.
+    { (pp, dp, mp, micro batch, recompute, ZeRO stage, sequence parallelism, schedule, vpp, order of axes) :
+          pp dp mp = devices,  micro batch * accumulate steps * dp = global batch }
+
+Each (pp, dp, mp) whose product is the number of devices appears either in a candidate or in a rejection with its reason
+(``ways``, ``_rules_out``); ``variants`` are the candidates of one of them. Any dimension can be fixed or listed; ``"auto"`` is
+all of its values. Left alone, all values of a dimension are searched, except where the others cannot win:
+
+- FThenB runs the passes of 1F1B in another order: with equal stages it takes the same time, and keeps all micro batches.
+- Axes run dp outside, mp inside. Tensor parallelism communicates several times per layer and micro batch and nothing
+  hides it; data parallelism once per step. Only where mp alone is larger than a machine does it leave the machine.
+- Micro batches of more than 32 samples per rank (``MAX_MICRO_BATCH``): products have reached the device's peak long before.
+- An interleaved schedule cuts evenly (pp * vpp divides the layers) and takes groups of pp micro batches, as Paddle's does.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
+from itertools import product
 from typing import Any
 
 from paddle_rbt_plugin.cluster import Cluster, factorisations
@@ -17,8 +29,11 @@ from paddle_rbt_plugin.search.analysis import Analysis
 
 _INTEGERS = ("pp", "dp", "mp", "micro_batch", "accumulate_steps", "sharding_stage", "vpp")
 _CHOICES = {"recompute": ("none", "selective", "full"), "schedule": ("FThenB", "1F1B", "VPP"), "order": ("dp_mp", "mp_dp")}
-_MAX_MICRO_BATCH = 32
-"""A micro batch beyond this gains nothing on any device and only costs memory; a larger one can be asked for."""
+_ALL: dict[str, tuple[Any, ...]] = {**_CHOICES, "sharding_stage": (0, 1, 2, 3), "sequence_parallel": (False, True)}
+MAX_MICRO_BATCH = 32
+"""Samples; a larger micro batch is searched where it is asked for."""
+_DEFAULT = {"schedule": ("1F1B", "VPP"), "order": ("dp_mp",)}
+"""The values searched where the user says nothing, for the dimensions in which that is not all of them."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +47,8 @@ class Rejected:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Allowed values per dimension; None leaves the choice to the tuner. ``order`` is the order of a stage's mesh axes."""
+    """Allowed values per dimension; None leaves the choice to the tuner. ``order`` is the order of a stage's mesh axes: the
+    last runs inside a machine."""
 
     pp: tuple[int, ...] | None = None
     dp: tuple[int, ...] | None = None
@@ -60,7 +76,11 @@ class SearchSpace:
                 near = difflib.get_close_matches(str(key), known, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise TunerError(f"search_space: unknown dimension {key!r}{hint} (known: {', '.join(known)})")
-            if value is None or value == "auto":
+            if value is None:
+                continue
+            if isinstance(value, str) and value == "auto":
+                if key in _ALL:
+                    parsed[key] = _ALL[key]
                 continue
             listed = list(value) if isinstance(value, (list, tuple, set)) else [value]
             if not listed:
@@ -109,21 +129,40 @@ def _value(key: str, value: Any) -> Any:
     return value
 
 
+@dataclass(frozen=True)
+class Degrees:
+    """One way to use all devices."""
+
+    pp: int
+    dp: int
+    mp: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"pp": self.pp, "dp": self.dp, "mp": self.mp}
+
+
+def ways(analysis: Analysis, cluster: Cluster, training: Training, space: SearchSpace) -> tuple[list[Degrees], list[Rejected]]:
+    """Every factorisation of the devices that may run, and every other one with the reason."""
+    found: list[Degrees] = []
+    rejected: list[Rejected] = []
+    for pp, dp, mp in factorisations(cluster.device_count):
+        degrees = Degrees(pp, dp, mp)
+        reason = _rules_out(analysis, training, space, degrees.to_dict())
+        if not reason and next(variants(analysis, training, space, degrees), None) is None:
+            reason = f"no micro batch of the {training.global_batch // dp} samples per replica fits the search space"
+        if reason:
+            rejected.append(Rejected(degrees.to_dict(), reason))
+        else:
+            found.append(degrees)
+    return found, rejected
+
+
 def candidates(
     analysis: Analysis, cluster: Cluster, training: Training, space: SearchSpace
 ) -> tuple[list[Candidate], list[Rejected]]:
-    """Every candidate worth an estimate, and every factorisation that is none, with the reason."""
-    found: list[Candidate] = []
-    rejected: list[Rejected] = []
-    for pp, dp, mp in factorisations(cluster.device_count):
-        degrees = {"pp": pp, "dp": dp, "mp": mp}
-        reason = _rules_out(analysis, training, space, degrees)
-        some = [] if reason else list(_variants(analysis, training, space, pp, dp, mp))
-        if not some:
-            reason = reason or f"no micro batch of {training.global_batch // dp} per replica fits the search space"
-            rejected.append(Rejected(degrees, reason))
-        found += some
-    return found, rejected
+    """Every candidate of the space, and every factorisation that is none, with the reason."""
+    found, rejected = ways(analysis, cluster, training, space)
+    return [c for degrees in found for c in variants(analysis, training, space, degrees)], rejected
 
 
 def _rules_out(analysis: Analysis, training: Training, space: SearchSpace, degrees: Mapping[str, int]) -> str:
@@ -143,54 +182,54 @@ def _rules_out(analysis: Analysis, training: Training, space: SearchSpace, degre
     return analysis.indivisible({axis: n for axis, n in degrees.items() if axis != "pp"})
 
 
-def _variants(analysis: Analysis, training: Training, space: SearchSpace, pp: int, dp: int, mp: int) -> Iterator[Candidate]:
-    """The candidates of one factorisation."""
+def variants(analysis: Analysis, training: Training, space: SearchSpace, degrees: Degrees) -> Iterator[Candidate]:
+    """The candidates of one factorisation, by growing micro batch."""
+    pp, dp, mp = degrees.pp, degrees.dp, degrees.mp
+    train = training.mode == "train"
     per_replica = training.global_batch // dp
-    orders = _choose(space.order, ["dp_mp"]) if dp > 1 and mp > 1 else ["dp_mp"]
-    recomputes: Sequence[Any] = _choose(space.recompute, ["none", "full"]) if training.mode == "train" else ["none"]
-    for micro_batch in _micro_batches(space, per_replica, pp):
+    orders = _values(space, "order") if dp > 1 and mp > 1 else _DEFAULT["order"]
+    recomputes = _values(space, "recompute") if train else ("none",)
+    zero_stages = [z for z in _values(space, "sharding_stage") if z == 0 or (dp > 1 and train)]
+    sequence_parallel = [sp for sp in _values(space, "sequence_parallel") if not sp or mp > 1]
+    choices = list(product(orders, recomputes, zero_stages, sequence_parallel))
+    for micro_batch in _micro_batches(space, per_replica):
         steps = per_replica // micro_batch
         if space.forbids("accumulate_steps", steps):
             continue
         for schedule, vpp in _schedules(space, pp, steps, analysis.layers.count):
-            for order in orders:
-                for recompute in recomputes:
-                    for stage in _choose(space.sharding_stage, [0]):
-                        for sequence_parallel in _choose(space.sequence_parallel, [False]):
-                            if (stage and dp == 1) or (sequence_parallel and mp == 1):
-                                continue
-                            yield Candidate(
-                                pp, dp, mp, micro_batch, steps, tuple(order.split("_")), recompute, stage, sequence_parallel,
-                                schedule, vpp,
-                            )  # fmt: skip
+            for order, recompute, zero, sp in choices:
+                axes = tuple(order.split("_"))
+                yield Candidate(pp, dp, mp, micro_batch, steps, axes, recompute, zero, sp, schedule, vpp)
 
 
-def _micro_batches(space: SearchSpace, per_replica: int, pp: int) -> list[int]:
+def _micro_batches(space: SearchSpace, per_replica: int) -> list[int]:
     divisors = [m for m in range(1, per_replica + 1) if per_replica % m == 0]
     if space.micro_batch is not None:
         return [m for m in divisors if m in space.micro_batch]
     if space.accumulate_steps is not None:
         return divisors
-    return [m for m in divisors if m <= _MAX_MICRO_BATCH] if pp > 1 or per_replica > 1 else divisors
+    return [m for m in divisors if m <= MAX_MICRO_BATCH]
 
 
 def _schedules(space: SearchSpace, pp: int, steps: int, layers: int) -> Iterator[tuple[Any, int]]:
     if pp == 1:
         yield "1F1B", 1
         return
-    for schedule in _choose(space.schedule, ["1F1B"]):
+    for schedule in _values(space, "schedule"):
         if schedule != "VPP":
-            yield schedule, 1
-            continue
-        for vpp in _choose(space.vpp, [2]):
-            if vpp > 1 and layers % (pp * vpp) == 0 and steps % pp == 0:
-                yield schedule, vpp
+            if not space.forbids("vpp", 1) or "VPP" not in _values(space, "schedule"):
+                yield schedule, 1
+        elif steps % pp == 0:
+            for vpp in range(2, layers // pp + 1):
+                if layers % (pp * vpp) == 0 and not space.forbids("vpp", vpp):
+                    yield schedule, vpp
 
 
-def _choose(allowed: Sequence[Any] | None, usual: Sequence[Any]) -> Sequence[Any]:
-    return usual if allowed is None else allowed
+def _values(space: SearchSpace, key: str) -> Sequence[Any]:
+    allowed = getattr(space, key)
+    return allowed if allowed is not None else _DEFAULT.get(key) or _ALL[key]
 
 
 def candidate_dict(candidate: Candidate) -> dict[str, Any]:
     """A candidate as plain JSON values."""
-    return asdict(candidate) | {"axes": list(candidate.axes)}
+    return {f.name: getattr(candidate, f.name) for f in fields(candidate)} | {"axes": list(candidate.axes)}

@@ -1,0 +1,114 @@
+"""What a search hands back, and how candidates are ranked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paddle_rbt_plugin.cluster import Cluster
+from paddle_rbt_plugin.completion import Completion
+from paddle_rbt_plugin.cost.candidate import Candidate
+from paddle_rbt_plugin.cost.estimate import Estimate
+from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
+from paddle_rbt_plugin.search.bounds import Bound
+from paddle_rbt_plugin.search.space import Degrees, Rejected, candidate_dict
+
+Progress = Callable[[int, int], None]
+"""Called with the number of ways to use the devices that are done, and their total."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A candidate that can run, and what it costs. Level o2 also says how many layers each chunk has and how each runs."""
+
+    candidate: Candidate
+    estimate: Estimate
+    stage_layers: tuple[int, ...] | None = None
+    layers: tuple[LayerStrategy, ...] | None = None
+
+    @property
+    def rank(self) -> tuple[Any, ...]:
+        """A total order that depends on nothing but the candidate: time, then memory, then smaller degrees."""
+        return self.estimate.step_time_s, self.estimate.peak_memory_bytes, order_of(self.candidate)
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The winner with its completion, the best of the others that can run (best first), and what cannot."""
+
+    best: Evaluated
+    completion: Completion
+    feasible: tuple[Evaluated, ...]
+    rejected: tuple[Rejected, ...]
+    considered: int
+    """Candidates whose cost was computed or bounded."""
+    cluster: Cluster
+    """The cluster that the ranks are of: level o3 may order its groups otherwise."""
+    notes: tuple[str, ...] = ()
+
+
+def order_of(candidate: Candidate) -> tuple[str, ...]:
+    """Candidates in an order of their own: smaller degrees first."""
+    return tuple(f"{value:>6}" if isinstance(value, int) else str(value) for value in candidate_dict(candidate).values())
+
+
+class Misses:
+    """Counts the candidates of each factorisation that do not fit, and keeps the nearest."""
+
+    def __init__(self) -> None:
+        self._nearest: dict[Degrees, tuple[Candidate, Bound]] = {}
+        self._counts: dict[Degrees, int] = {}
+
+    def add(self, degrees: Degrees, candidate: Candidate, bound: Bound) -> None:
+        self.skip(degrees)
+        known = self._nearest.get(degrees)
+        if known is None or bound.missing_bytes < known[1].missing_bytes:
+            self._nearest[degrees] = candidate, bound
+
+    def skip(self, degrees: Degrees) -> None:
+        """Counts one that needs at least as much as one that does not fit."""
+        self._counts[degrees] = self._counts.get(degrees, 0) + 1
+
+    def rejected(self) -> list[Rejected]:
+        """One rejection per factorisation, for all of its candidates that do not fit."""
+        found = []
+        for degrees, (candidate, bound) in self._nearest.items():
+            count = self._counts[degrees]
+            among = f" (nearest of {count} that do not fit)" if count > 1 else ""
+            reason = (
+                f"needs {bound.peak_memory_bytes / 2**30:.1f} GiB, {bound.missing_bytes / 2**30:.1f} GiB more than the "
+                f"{bound.memory_limit_bytes / 2**30:.1f} GiB that {bound.device} has less its reserve{among}"
+            )
+            found.append(Rejected(candidate_dict(candidate), reason, math.ceil(bound.missing_bytes)))
+        return found
+
+
+def explain_failure(cluster: Cluster, rejected: Sequence[Rejected]) -> str:
+    """Why nothing can run: the nearest candidate and by how much it misses, or what rules each factorisation out."""
+    short_of_memory = [r for r in rejected if r.missing_bytes > 0]
+    if short_of_memory:
+        nearest = min(short_of_memory, key=lambda r: r.missing_bytes)
+        return (
+            f"no plan fits the memory of {cluster}: the nearest candidate, {_spell(nearest)}, {nearest.reason}; use more or "
+            "larger devices, recompute or sharding"
+        )
+    return f"no way to use the {cluster.device_count} devices of {cluster} is legal for this model: {_reasons(rejected)}"
+
+
+def _reasons(rejected: Iterable[Rejected]) -> str:
+    """The reasons, each once, with the first factorisation it holds for."""
+    first: dict[str, Rejected] = {}
+    for r in rejected:
+        first.setdefault(r.reason, r)
+    shown = [f"{_spell(r)}: {reason}" for reason, r in first.items()]
+    return "; ".join(shown[:8]) + (f"; and {len(shown) - 8} more reasons" if len(shown) > 8 else "")
+
+
+def _spell(rejected: Rejected) -> str:
+    c = rejected.candidate
+    text = f"pp {c['pp']} x dp {c['dp']} x mp {c['mp']}"
+    if "micro_batch" in c:
+        text += f" with micro batch {c['micro_batch']}, recompute {c['recompute']}, sharding stage {c['sharding_stage']}"
+    return text

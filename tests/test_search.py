@@ -1,0 +1,105 @@
+"""Level o1: the best of all candidates, the same every time, and reasons where there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import product
+
+import pytest
+from searching import search_of
+
+from paddle_rbt_plugin.errors import NoFeasiblePlan
+from paddle_rbt_plugin.search.o1 import KEPT, run_o1
+from paddle_rbt_plugin.search.space import candidates
+
+
+def exhaustive(search):
+    """Every candidate that fits, each with its exact cost, best first."""
+    found, _ = candidates(search.analysis, search.cluster, search.training, search.space)
+    everything = [search.evaluate(c) for c in found if not search.analysis.lost_sharding(search.completion(c))]
+    return sorted((e for e in everything if e.estimate.fits), key=lambda e: e.rank)
+
+
+@pytest.mark.parametrize(("cluster", "wide"), [("1x4:A100-80G", False), ("2x2:V100-16G", True), ("3x2:H100", False)])
+def test_pruning_loses_none_of_the_best(cluster, wide) -> None:
+    search = search_of(cluster, layers=6, wide=wide, micro_batch=[1, 2, 4])
+    result = run_o1(search)
+    expected = exhaustive(search)
+    assert result.best == expected[0]
+    assert result.feasible[:KEPT] == tuple(expected[:KEPT])
+    best_of_each = {}
+    for e in expected:
+        best_of_each.setdefault((e.candidate.pp, e.candidate.dp, e.candidate.mp), e)
+    assert all(e in result.feasible for e in best_of_each.values())
+
+
+def test_every_candidate_that_does_not_fit_is_counted_under_its_degrees() -> None:
+    search = search_of("2x2:V100-16G", layers=6, wide=True)
+    result = run_o1(search)
+    found, _ = candidates(search.analysis, search.cluster, search.training, search.space)
+    assert result.considered == len(found)
+    assert all(r.missing_bytes > 0 for r in result.rejected if "GiB more than" in r.reason)
+    assert len(result.rejected) < 40
+
+
+ODD = [*(f"1x{n}:A100-80G" for n in (1, 2, 3, 5, 6, 7, 8)), "2x6:A100-80G", "3x8:A100-80G", "5x8:A100-80G", "1x13:A100-80G"]
+
+
+@pytest.mark.parametrize("layers", [1, 4])
+@pytest.mark.parametrize("cluster", ODD)
+def test_odd_clusters_have_a_plan_or_say_what_stands_in_its_way(cluster, layers) -> None:
+    search = search_of(cluster, layers=layers, batch=24)
+    try:
+        result = run_o1(search)
+    except NoFeasiblePlan as error:
+        assert "dp" in str(error) and "does not divide" in str(error)
+        return
+    c = result.best.candidate
+    assert c.pp * c.dp * c.mp == search.cluster.device_count
+    assert c.pp <= layers
+    assert result.best.estimate.fits
+
+
+def test_more_devices_than_anything_divides_names_what_divides() -> None:
+    with pytest.raises(NoFeasiblePlan, match=r"no way to use the 77 devices .*legal: 1, 2, 4, 8"):
+        run_o1(search_of("11x7:A100-80G", layers=1))
+
+
+def test_a_model_that_does_not_fit_names_the_nearest_candidate_and_what_it_lacks() -> None:
+    with pytest.raises(NoFeasiblePlan, match=r"nearest candidate, pp . x dp . x mp .*needs .* GiB, .* more than the 14.4 GiB"):
+        run_o1(search_of("1x2:V100-16G", layers=12, wide=True))
+
+
+def test_the_time_limit_gives_the_best_so_far_and_says_so() -> None:
+    search = search_of("2x4:A100-80G", layers=8)
+    search.deadline._end = 0.0
+    search.deadline._limit = 0.0
+    result = run_o1(search)
+    assert result.best.estimate.fits
+    assert "stopped by the time limit of 0 s" in result.notes[0]
+
+
+def test_ties_and_hash_seeds_do_not_change_the_plan() -> None:
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from searching import search_of\n"
+        "from paddle_rbt_plugin.search.o1 import run_o1\n"
+        "result = run_o1(search_of('1x6:A100-80G', layers=4, order='auto', schedule='auto'))\n"
+        "print(result.best, [e.candidate for e in result.feasible], result.rejected)\n"
+    )
+    outputs = set()
+    for seed in ("0", "1", "4242"):
+        run = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script, os.path.dirname(__file__)],
+            capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": seed},
+        )  # fmt: skip
+        outputs.add(run.stdout)
+    assert len(outputs) == 1 and outputs != {""}
+
+
+@pytest.mark.parametrize(("recompute", "zero"), list(product(["none", "full"], [0, 3])))
+def test_what_the_user_fixes_is_kept(recompute, zero) -> None:
+    result = run_o1(search_of("1x4:A100-80G", recompute=recompute, sharding_stage=zero, dp=[2, 4]))
+    assert {(e.candidate.recompute, e.candidate.sharding_stage) for e in result.feasible} == {(recompute, zero)}

@@ -1,0 +1,108 @@
+"""The space of candidates: nothing is left out without a reason."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from searching import search_of
+
+from paddle_rbt_plugin.cluster import factorisations
+from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.search import SearchSpace
+from paddle_rbt_plugin.search.space import MAX_MICRO_BATCH, candidates, ways
+
+
+def triples(n: int) -> set[tuple[int, int, int]]:
+    return {(p, d, n // p // d) for p in range(1, n + 1) if n % p == 0 for d in range(1, n + 1) if n // p % d == 0}
+
+
+def enumerate_all(search):
+    return candidates(search.analysis, search.cluster, search.training, search.space)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 64, 128])
+@pytest.mark.parametrize("layers", [1, 3, 4])
+def test_every_factorisation_is_a_candidate_or_rejected_with_a_reason(devices, layers) -> None:
+    search = search_of(f"1x{devices}:A100-80G" if devices <= 8 else f"{devices // 4}x4:A100-80G", layers=layers)
+    found, rejected = enumerate_all(search)
+    tried = {(c.pp, c.dp, c.mp) for c in found}
+    out = {(r.candidate["pp"], r.candidate["dp"], r.candidate["mp"]) for r in rejected}
+    assert tried | out == triples(devices) == set(factorisations(devices))
+    assert not tried & out
+    assert len(out) == len(rejected) and all(r.reason for r in rejected)
+
+
+def test_a_candidate_uses_the_whole_batch_and_every_device() -> None:
+    found, _ = enumerate_all(search_of("2x4:A100-80G", layers=4, schedule="auto", order="auto"))
+    for c in found:
+        assert c.pp * c.dp * c.mp == 8
+        assert c.micro_batch * c.accumulate_steps * c.dp == 24
+        assert c.micro_batch <= MAX_MICRO_BATCH
+        assert c.pp * c.vpp <= 4
+    assert len(set(found)) == len(found)
+
+
+def test_left_alone_everything_that_can_win_is_searched() -> None:
+    found, _ = enumerate_all(search_of("2x4:A100-80G", layers=8))
+    assert {c.recompute for c in found} == {"none", "selective", "full"}
+    assert {c.sharding_stage for c in found} == {0, 1, 2, 3}
+    assert {c.sequence_parallel for c in found} == {False, True}
+    assert {c.schedule for c in found} == {"1F1B", "VPP"}
+    assert {c.vpp for c in found} >= {1, 2, 4}
+    assert {c.axes for c in found} == {("dp", "mp")}
+
+
+def test_auto_means_all_values() -> None:
+    found, _ = enumerate_all(search_of("2x4:A100-80G", layers=8, schedule="auto", order="auto", recompute="auto"))
+    assert {c.schedule for c in found} == {"FThenB", "1F1B", "VPP"}
+    assert {c.axes for c in found} == {("dp", "mp"), ("mp", "dp")}
+    assert {c.recompute for c in found} == {"none", "selective", "full"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("pp", 2), ("dp", 4), ("mp", 2), ("micro_batch", 3), ("accumulate_steps", 6), ("recompute", "selective"),
+        ("sharding_stage", 1), ("sequence_parallel", True), ("schedule", "FThenB"), ("vpp", 2), ("order", "mp_dp"),
+    ],
+)  # fmt: skip
+def test_a_fixed_dimension_takes_no_other_value(key, value) -> None:
+    found, _ = enumerate_all(search_of("2x4:A100-80G", **{"mp": [2], "dp": [2, 4], key: value}))
+    assert found
+    for c in found:
+        if key == "order":
+            assert "_".join(c.axes) == value or c.dp == 1 or c.mp == 1
+        elif key in ("schedule", "vpp"):
+            assert getattr(c, key) == value or c.pp == 1
+        elif key == "sharding_stage":
+            assert c.sharding_stage == value
+        else:
+            assert getattr(c, key) == value
+
+
+def test_choices_without_effect_are_listed_once() -> None:
+    found, _ = enumerate_all(search_of("1x4:A100-80G", pp=1, dp=[1, 4]))
+    assert not any(c.sequence_parallel for c in found if c.mp == 1)
+    assert not any(c.sharding_stage for c in found if c.dp == 1)
+    assert {c.schedule for c in found} == {"1F1B"}
+
+
+def test_values_that_no_dimension_takes_are_refused_with_the_right_ones() -> None:
+    with pytest.raises(TunerError, match=r"micro_batches.*did you mean 'micro_batch'"):
+        SearchSpace.parse({"micro_batches": 2})
+    with pytest.raises(TunerError, match="choose from none, selective, full"):
+        SearchSpace.parse({"recompute": "some"})
+    with pytest.raises(TunerError, match="0, 1, 2 or 3"):
+        SearchSpace.parse({"sharding_stage": 4})
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 60))
+def test_more_stages_than_layers_are_rejected_by_that_name(devices) -> None:
+    search = search_of(f"{devices}x1:A100-80G", layers=3, batch=24, mp=1)
+    found, rejected = ways(search.analysis, search.cluster, search.training, search.space)
+    assert all(d.pp <= 3 for d in found)
+    for r in rejected:
+        if r.candidate["pp"] > 3 and r.candidate["mp"] == 1:
+            assert "exceeds the 3 layers" in r.reason
