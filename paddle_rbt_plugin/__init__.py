@@ -23,6 +23,7 @@ from paddle_rbt_plugin.errors import (
     UnsupportedProgram,
 )
 from paddle_rbt_plugin.handover.engine import engine_plan, install
+from paddle_rbt_plugin.handover.legacy.ops import legacy_static_ops
 from paddle_rbt_plugin.pattern import Pattern
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import hookimpl, hookspec
@@ -45,6 +46,7 @@ __all__ = [
     "engine_plan",
     "hookimpl",
     "hookspec",
+    "legacy_static_ops",
     "parse_cluster",
     "tune",
 ]

@@ -1,7 +1,8 @@
 """Hooks the tuner into ``auto.Engine`` and ``dist.to_static``.
 
-Both reach ``Engine._parallel_pir`` with the serial forward program of a mode. The hook runs the registered pass on a clone of
-it and hands the annotated clone on; completion of the backward pass, partition and reshard are Paddle's own from there.
+In PIR both reach ``Engine._parallel_pir`` with the serial forward program of a mode. The hook runs the registered pass on a
+clone of it and hands the annotated clone on; completion of the backward pass, partition and reshard are Paddle's own from
+there. In the legacy IR they reach ``Engine._plan``, see ``handover.legacy.engine``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import paddle
 from paddle.distributed.auto_parallel import constants
 from paddle.distributed.auto_parallel.static.engine import Engine
 from paddle.distributed.passes.pass_base import PassContext, new_pass
@@ -19,26 +19,22 @@ from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph import read_program
 from paddle_rbt_plugin.handover import patches
+from paddle_rbt_plugin.handover.engine_state import engine_plan, pass_attributes, set_engine_plan
+from paddle_rbt_plugin.handover.legacy import engine as legacy
 from paddle_rbt_plugin.handover.passes import PLAN, apply_plan
-from paddle_rbt_plugin.handover.strategy import (
-    accumulate_steps_of,
-    constraints_of,
-    is_enabled,
-    precision_of,
-    settings_of,
-)
+from paddle_rbt_plugin.handover.strategy import constraints_of, is_enabled
 from paddle_rbt_plugin.plan.plan import Plan
-from paddle_rbt_plugin.tuner import job_cluster
-
-_ENGINE_PLAN = "rule_based_plan"
 
 
 def install() -> None:
     """Declares the fields of ``strategy.tuning`` and wraps the engine. Doing it again changes nothing."""
-    if getattr(Engine._parallel_pir, PASS_NAME, False):
+    if getattr(Engine._plan, PASS_NAME, False):
         return
     for name in ("pass_name", *Settings.names()):
         constants.set_field_default_config(constants.TUNING, name, None)
+    legacy.install()
+    if not hasattr(Engine, "_parallel_pir"):  # Paddle 2.6 trains legacy programs only
+        return
     patches.give_distributed_strategy_tuning()
     patches.let_engine_fit_in_pir()
     original = Engine._parallel_pir
@@ -53,40 +49,21 @@ def install() -> None:
     Engine._parallel_pir = parallel_pir
 
 
-def engine_plan(engine: Any) -> Plan | None:
-    """The plan that the tuner made for an ``auto.Engine`` or a ``DistModel``; None before it was prepared."""
-    return getattr(getattr(engine, "_engine", engine), _ENGINE_PLAN, None)
-
-
 def _tune(engine: Any, mode: str) -> None:
     strategy = engine._strategy
     program = engine._fwd_main_progs[mode].clone()
     plan = engine_plan(engine)
     if plan is None:
-        if mode != "train":
-            raise TunerError(
-                f"mode {mode!r} uses the plan of training, and there is none yet: prepare or fit the engine for training first"
-            )
-        settings = settings_of(strategy.tuning)
-        job_cluster(settings, paddle.distributed.get_world_size())
-        attrs = {name: getattr(settings, name) for name in Settings.names()}
-        steps = accumulate_steps_of(strategy)
-        loss = program.get_output_value_by_name(engine._loss_names[0])
-        attrs |= {"precision": precision_of(strategy), "constraints": constraints_of(strategy), "loss": loss}
-        if steps > 1:
-            attrs["global_batch"] = steps * _batch(engine)
+        attrs = pass_attributes(engine, mode, constraints_of(strategy))
+        attrs["loss"] = program.get_output_value_by_name(engine._loss_names[0])
         context = PassContext()
         new_pass(PASS_NAME, attrs).apply([program], [engine._startup_progs[mode]], context)
         plan = context.get_attr(PLAN)
-        setattr(engine, _ENGINE_PLAN, plan)
+        set_engine_plan(engine, plan)
     else:
         apply_plan(program, plan, _placements_for(program, plan))
     engine._fwd_main_progs[mode] = program
     patches.tell_engine_its_data_rank(engine, plan.stages[0].process_mesh)
-
-
-def _batch(engine: Any) -> int:
-    return int(engine._inputs_spec[0].shape[0])
 
 
 def _placements_for(program: Any, plan: Plan) -> dict[str, Placement]:

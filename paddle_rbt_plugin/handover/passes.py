@@ -16,7 +16,9 @@ from paddle.distributed.passes.pass_base import PassBase, register_pass
 
 from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.graph import read_program
+from paddle_rbt_plugin.graph import is_legacy, read_program
+from paddle_rbt_plugin.graph.legacy import read_legacy_program
+from paddle_rbt_plugin.handover.legacy.annotate import annotate as annotate_legacy
 from paddle_rbt_plugin.handover.patches import enable_static_training_on_cpu
 from paddle_rbt_plugin.handover.replay import annotate, paddle_mesh
 from paddle_rbt_plugin.handover.strategy import as_the_program_runs
@@ -28,7 +30,7 @@ PLAN = "plan"
 
 @register_pass(PASS_NAME)
 class RuleBasedTunerPass(PassBase):
-    """Plans and annotates one PIR program. Raises TunerError for wrong attributes, programs and clusters."""
+    """Plans and annotates one program of either IR. Raises TunerError for wrong attributes, programs and clusters."""
 
     def _check_self(self) -> bool:
         return True
@@ -39,15 +41,19 @@ class RuleBasedTunerPass(PassBase):
     def _apply_single_impl(self, main_program: Any, startup_program: Any, context: Any) -> None:
         extra = {key: self._attrs[key] for key in ("global_batch", "precision", "loss", "constraints") if key in self._attrs}
         settings = Settings.from_mapping({k: v for k, v in self._attrs.items() if k not in extra and k != PLAN})
-        _require_pir(main_program)
-        graph = read_program(main_program, extra.pop("loss", None))
+        loss = extra.pop("loss", None)
+        legacy = read_legacy_program(main_program, loss) if is_legacy(main_program) else None
+        graph = legacy.graph if legacy is not None else read_program(main_program, loss)
         steps = extra.get("global_batch", 0) // graph.data[0].shape[0] if graph.data and graph.data[0].shape else 1
-        extra.setdefault("constraints", as_the_program_runs(max(steps, 1)))
+        extra.setdefault("constraints", as_the_program_runs(max(steps, 1), legacy=legacy is not None))
         world = paddle.distributed.get_world_size()
         if world > 1 or settings.cluster is None:
             job_cluster(settings, world)
         plan = tune_graph(graph, settings, **extra)
-        apply_plan(main_program, plan, {name: t.placement for name, t in plan.leaves(graph).items()})
+        if legacy is not None:
+            annotate_legacy(main_program, legacy, plan)
+        else:
+            apply_plan(main_program, plan, {name: t.placement for name, t in plan.leaves(graph).items()})
         context.set_attr(PLAN, plan)
 
 
@@ -61,11 +67,3 @@ def apply_plan(program: Any, plan: Plan, placements: dict[str, Any]) -> None:
     mesh = plan.stages[0].process_mesh
     enable_static_training_on_cpu([paddle_mesh(mesh)])
     annotate(program, mesh, placements)
-
-
-def _require_pir(program: Any) -> None:
-    if not isinstance(program, paddle.base.libpaddle.pir.Program):
-        raise TunerError(
-            f"the pass {PASS_NAME!r} takes PIR programs in this version, not {type(program).__name__}; "
-            "leave FLAGS_enable_pir_api at its default of 1"
-        )

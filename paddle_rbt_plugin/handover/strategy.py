@@ -43,21 +43,25 @@ def accumulate_steps_of(strategy: Any) -> int:
     return int(strategy.gradient_merge.k_steps) if strategy.gradient_merge.enable else 1
 
 
-def constraints_of(strategy: Any) -> list[Constraint]:
-    """What the strategy, and what the engine can execute in PIR, leave of the search space."""
-    if strategy.pipeline.enable:
+def constraints_of(strategy: Any, legacy: bool = False) -> list[Constraint]:
+    """What the strategy, and what the engine can execute of programs of that IR, leave of the search space."""
+    if strategy.pipeline.enable and not legacy:
         raise TunerError(
             "strategy.pipeline is enabled, but pipeline plans are not applied to PIR programs in this version; disable it"
         )
     recompute = "full" if strategy.recompute.enable else "none"
     sharding = int(strategy.sharding.stage) if strategy.sharding.enable else 0
-    return as_the_program_runs(accumulate_steps_of(strategy), recompute, sharding)
+    constraints = as_the_program_runs(accumulate_steps_of(strategy), recompute, sharding, legacy)
+    if strategy.pipeline.enable:
+        constraints.append(Constraint("strategy.pipeline", {"schedule": (strategy.pipeline.schedule_mode,)}))
+    return constraints
 
 
-def as_the_program_runs(steps: int = 1, recompute: str = "none", sharding: int = 0) -> list[Constraint]:
+def as_the_program_runs(steps: int = 1, recompute: str = "none", sharding: int = 0, legacy: bool = False) -> list[Constraint]:
     """What annotating a program cannot change: it accumulates, recomputes and shards as the strategy around it says."""
+    pir = Constraint("executing a PIR program in this version", {"pp": (1,), "sequence_parallel": (False,)})
     return [
-        Constraint("executing a PIR program in this version", {"pp": (1,), "sequence_parallel": (False,)}),
+        Constraint("executing a legacy program", {"sequence_parallel": (False,), "vpp": (1,)}) if legacy else pir,
         Constraint("strategy.gradient_merge", {"accumulate_steps": (steps,)}),
         Constraint("strategy.recompute", {"recompute": (recompute,)}),
         Constraint("strategy.sharding", {"sharding_stage": (sharding,)}),

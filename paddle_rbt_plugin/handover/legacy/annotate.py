@@ -6,7 +6,7 @@ pipeline stage. Paddle's Completer infers the rest; what it made of it is checke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paddle.distributed.auto_parallel.static.dist_context import DistributedContext, get_default_distributed_context
@@ -56,11 +56,17 @@ def check_completed(context: DistributedContext, legacy: LegacyGraph, plan: Plan
         if planned is None or planned.pattern is None or name not in block.vars:
             continue
         completed = context.get_tensor_dist_attr_for_program(block.vars[name])
-        if completed is not None and list(completed.dims_mapping) != list(planned.dims_mapping):
+        shape = plan.stages[planned.stage].mesh
+        if completed is not None and _active(completed.dims_mapping, shape) != _active(planned.dims_mapping, shape):
             raise TunerError(
-                f"pattern {planned.pattern} places {name} as {list(planned.dims_mapping)} on the mesh of stage {planned.stage}, "
-                f"but Paddle's completion made it {list(completed.dims_mapping)}"
+                f"pattern {planned.pattern} places {name} as {list(planned.dims_mapping)} on the mesh of stage "
+                f"{planned.stage}, but Paddle's completion made it {list(completed.dims_mapping)}"
             )
+
+
+def _active(dims_mapping: Sequence[int], mesh_shape: Sequence[int]) -> list[int]:
+    """The mapping to the axes that split anything: completion drops those of one rank."""
+    return [axis if axis >= 0 and mesh_shape[axis] > 1 else -1 for axis in dims_mapping]
 
 
 def stages_of_ops(graph: Graph, plan: Plan) -> list[int]:

@@ -15,6 +15,7 @@ from paddle.distributed.auto_parallel.static.reshard import Resharder
 
 from paddle_rbt_plugin.graph.legacy import LegacyGraph
 from paddle_rbt_plugin.handover.legacy.annotate import annotate, check_completed
+from paddle_rbt_plugin.handover.legacy.ops import legacy_static_ops
 from paddle_rbt_plugin.plan.plan import Plan
 
 
@@ -53,7 +54,8 @@ class LegacyParallelizer:
             context.serial_main_program, context.serial_startup_program, self.parameters_and_gradients
         )
         optimizer = copy.deepcopy(context.serial_optimizer)  # it makes the accumulators of a parameter only once
-        with paddle.static.program_guard(main, startup), main.switch_name_generator_guard("opt_"):
+        building = paddle.static.program_guard(main, startup)
+        with building, main.switch_name_generator_guard("opt_"), legacy_static_ops():
             optimizer.apply_gradients(pairs)
         self.completer.complete_update_annotation(main)
         Resharder(main, startup, rank, context, pairs).reshard()

@@ -1,0 +1,70 @@
+"""Hooks the tuner into ``auto.Engine`` where it trains legacy programs.
+
+There the engine reaches ``_plan`` with a DistributedContext of the serial program. The hook annotates that program through
+the registered pass; Paddle's Planner completes it, and its Parallelizer does the rest.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from paddle.distributed.auto_parallel.static.engine import Engine
+from paddle.distributed.passes.pass_base import PassContext, new_pass
+
+from paddle_rbt_plugin.config import PASS_NAME
+from paddle_rbt_plugin.graph.legacy import LegacyGraph, read_legacy_program
+from paddle_rbt_plugin.handover.engine_state import engine_plan, pass_attributes, set_engine_plan
+from paddle_rbt_plugin.handover.legacy import patches
+from paddle_rbt_plugin.handover.legacy.annotate import annotate, check_completed
+from paddle_rbt_plugin.handover.legacy.ops import legacy_static_ops
+from paddle_rbt_plugin.handover.patches import enable_static_training_on_cpu
+from paddle_rbt_plugin.handover.replay import paddle_mesh
+from paddle_rbt_plugin.handover.strategy import constraints_of, is_enabled
+from paddle_rbt_plugin.plan.plan import Plan
+
+
+def install() -> None:
+    """Wraps the engine. PIR engines never reach ``_plan``, so they are not touched."""
+    patches.let_engine_start_without_cuda()
+    patches.let_engine_share_parameters_on_cpu()
+    plan_original, prepare_original = Engine._plan, Engine._prepare_program
+
+    @functools.wraps(plan_original)
+    def plan(engine: Any, mode: str) -> Any:
+        if not is_enabled(engine._strategy.tuning):
+            return plan_original(engine, mode)
+        tuned, legacy = _tune(engine, mode)
+        result = plan_original(engine, mode)
+        check_completed(engine._dist_contexts[mode], legacy, tuned)
+        return result
+
+    @functools.wraps(prepare_original)
+    def prepare(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_enabled(engine._strategy.tuning) or getattr(engine, "_in_pir_mode", False):
+            return prepare_original(engine, *args, **kwargs)
+        with legacy_static_ops():
+            return prepare_original(engine, *args, **kwargs)
+
+    setattr(plan, PASS_NAME, True)
+    Engine._plan = plan
+    Engine._prepare_program = prepare
+
+
+def _tune(engine: Any, mode: str) -> tuple[Plan, LegacyGraph]:
+    """Annotates the program of a mode: that of training is planned, the others follow its plan."""
+    program = engine._dist_contexts[mode]._original_serial_main_program
+    loss = engine._losses[0].name if engine._losses and mode != "predict" else None
+    plan = engine_plan(engine)
+    legacy = read_legacy_program(program, loss, needs_loss=loss is not None)
+    if plan is None:
+        attrs = pass_attributes(engine, mode, constraints_of(engine._strategy, legacy=True))
+        startup = engine._dist_contexts[mode]._original_serial_startup_program
+        context = PassContext()
+        new_pass(PASS_NAME, attrs | {"loss": loss}).apply([program], [startup], context)
+        plan = context.get_attr("plan")
+        set_engine_plan(engine, plan)
+    else:
+        annotate(program, legacy, plan)
+    enable_static_training_on_cpu([paddle_mesh(stage.process_mesh) for stage in plan.stages])
+    return plan, legacy

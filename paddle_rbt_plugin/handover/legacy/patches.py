@@ -1,0 +1,55 @@
+"""What this package changes in Paddle for legacy programs, each with its reason and the versions it is needed for."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+
+def let_engine_start_without_cuda() -> None:
+    """Gives ``auto.Engine`` a cluster on a CPU build.
+
+    Reason: without ``cluster=`` the engine asks the CUDA device for its properties, which raises on a CPU wheel. What the
+    cluster says is only read by Paddle's own tuner and cost estimator. Versions: 2.6 to 3.3.
+    """
+    import paddle
+    from paddle.distributed.auto_parallel.static import engine
+
+    if paddle.is_compiled_with_cuda():
+        return
+    original = engine.get_default_cluster
+
+    @functools.wraps(original)
+    def get_default_cluster(json_config: Any = None, *args: Any) -> Any:
+        if json_config and "cluster" in json_config:
+            return original(json_config, *args)
+        cluster = engine.Cluster()
+        cluster.gen_default_config_cluster(node_count=1, device_count=paddle.distributed.get_world_size())
+        return cluster
+
+    engine.get_default_cluster = get_default_cluster
+
+
+def let_engine_share_parameters_on_cpu() -> None:
+    """Lets ``auto.Engine`` hand the parameters of a dygraph model to its legacy program on a CPU build.
+
+    Reason: ``ProgramHelper.init`` synchronises the device after each parameter, and ``paddle.device.synchronize`` raises
+    TypeError for a CPU, where there is nothing to wait for. Versions: 3.0 to 3.3.
+    """
+    import paddle
+    from paddle.distributed.auto_parallel.static.helper import ProgramHelper
+
+    if paddle.is_compiled_with_cuda():
+        return
+    original = ProgramHelper.init
+
+    @functools.wraps(original)
+    def init(*args: Any, **kwargs: Any) -> Any:
+        synchronize = paddle.device.synchronize
+        paddle.device.synchronize = lambda *_: None
+        try:
+            return original(*args, **kwargs)
+        finally:
+            paddle.device.synchronize = synchronize
+
+    ProgramHelper.init = init
