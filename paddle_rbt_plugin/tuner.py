@@ -75,8 +75,10 @@ def tune_graph(
     constraints: Sequence[Constraint] = (),
     progress: Callable[[int, int], None] | None = None,
     notes: Sequence[str] = (),
+    rewrite: bool = True,
 ) -> Plan:
-    """Plans a graph; see ``tune``. ``constraints`` narrow the search space, each with who asks for it."""
+    """Plans a graph; see ``tune``. ``constraints`` narrow the search space, each with who asks for it. ``rewrite`` as in
+    ``analyse``: for a program that is handed over to PIR."""
     cluster = detect_cluster() if settings.cluster is None else parse_cluster(settings.cluster)
     if settings.load_path is not None:
         plan = Plan.load(settings.load_path)
@@ -84,7 +86,7 @@ def tune_graph(
         plan.check_cluster(cluster)
         return plan
     plugins = load_plugins(settings.blocked_plugins)
-    analysis = analyse(graph, plugins.patterns)
+    analysis = analyse(graph, plugins.patterns, rewrite=rewrite)
     if not analysis.matches.matches:
         _warn_nothing_matched(analysis)
     space = SearchSpace.parse(settings.search_space)

@@ -184,6 +184,8 @@ class _Scratch:
         from paddle.base import core
 
         assert self.question.gradients is not None
+        if not core.has_vjp(op):  # append_backward passes by what has no derivative, such as full_like
+            return ()
         before = len(self.block.ops)
         gradients = []
         for i, (value, placement) in enumerate(zip(results, self.question.gradients, strict=True)):

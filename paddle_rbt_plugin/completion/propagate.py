@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.collectives import collectives_between
+from paddle_rbt_plugin.completion.forms import sharded_form
 from paddle_rbt_plugin.completion.oracle import Built, Operand, Oracle, Question, Source, Use
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.completion.work import Collective, Completion, Kernel, Phase, SegmentWork, Value
@@ -198,7 +199,10 @@ class _Completer:
             )
             for slot, operands in op.inputs.items()
         )
-        return Question(op.type, tuple(op.attrs.items()), slots, gradients)
+        shapes = {slot: of[0].shape for slot, of in slots if of}
+        placements = {slot: of[0].placement for slot, of in slots if of}
+        type_, attrs = sharded_form(op.type, op.attrs, shapes, placements, self.mesh, self.mesh.ranks[0])
+        return Question(type_, tuple(attrs.items()), slots, gradients)
 
     def _forward(self, segment: Segment, tensors: Sequence[int]) -> _Forward:
         kernels = [self._forward_op(self.graph.ops[i]) for i in segment.ops]
@@ -223,7 +227,7 @@ class _Completer:
         for t, product in zip(op.results, built.products, strict=True):
             outputs.append(self._value(t, product.made))
             collectives += self._changes(outputs[-1], product.kept, "forward")
-        return Kernel(op.type, "forward", tuple(inputs), tuple(outputs), tuple(collectives), op.attrs)
+        return Kernel(built.type, "forward", tuple(inputs), tuple(outputs), tuple(collectives), op.attrs)
 
     # Backward
 

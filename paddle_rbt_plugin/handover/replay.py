@@ -12,12 +12,13 @@ from typing import Any
 import paddle
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
-from paddle_rbt_plugin.completion.oracle import call_op, producer_of, set_placement
+from paddle_rbt_plugin.completion.oracle import set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.pir import CONTAINER_OPS, SINK_OPS, plain_attrs
+from paddle_rbt_plugin.handover.rewrite import build_op
 
-_LEAVES = {"builtin.parameter": "parameter_name", "pd_op.data": "name"}
+LEAVES = {"builtin.parameter": "parameter_name", "pd_op.data": "name"}
 
 
 def paddle_mesh(mesh: ProcessMesh) -> Any:
@@ -39,20 +40,21 @@ def annotate(program: Any, mesh: ProcessMesh, placements: Mapping[str, Placement
         with paddle.static.program_guard(program):
             # Names first: the container that splits a list result goes with its op, and must not be touched afterwards.
             for name, op in [(op.name(), op) for op in program.global_block().ops]:
-                if name in _LEAVES:
-                    leaf = op.attrs()[_LEAVES[name]]
+                if name in LEAVES:
+                    leaf = op.attrs()[LEAVES[name]]
                     if leaf not in placements:
                         raise UnsupportedProgram(f"the plan does not place {leaf!r}, which the program reads")
                     set_placement(op.result(0), target, placements[leaf])
                 elif name not in CONTAINER_OPS and name not in SINK_OPS:
                     pir.set_insertion_point(op)
-                    _rebuild(op)
+                    rebuild(op, mesh)
     finally:
         if was_dynamic:
             paddle.disable_static()
 
 
-def _rebuild(op: Any) -> None:
+def rebuild(op: Any, mesh: ProcessMesh) -> None:
+    """Builds an op again, on the types that its operands have now, in its place."""
     name = op.name().split(".", 1)[1]
     inputs: dict[str, list[Any]] = {}
     for slot, value in zip(op.get_input_names(), op.operands_source(), strict=True):
@@ -62,11 +64,12 @@ def _rebuild(op: Any) -> None:
             inputs[slot] = list(value.get_defining_op().operands_source())
         else:
             inputs[slot] = [value]
-    new = producer_of(call_op(name, plain_attrs(op).items(), inputs)[0])
-    if op.has_attr("struct_name"):
-        new.set_str_attr("struct_name", op.attrs()["struct_name"])
-    new.op_role = op.op_role
-    for old_result, new_result in zip(_results(op), _results(new), strict=True):
+    built = build_op(name, plain_attrs(op), inputs, op.result(0), mesh)
+    for new in built:
+        if op.has_attr("struct_name"):
+            new.set_str_attr("struct_name", op.attrs()["struct_name"])
+        new.op_role = op.op_role
+    for old_result, new_result in zip(_results(op), _results(built[-1]), strict=True):
         new_result.stop_gradient = old_result.stop_gradient
         new_result.persistable = old_result.persistable
         old_result.replace_all_uses_with(new_result)

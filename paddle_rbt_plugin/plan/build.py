@@ -43,7 +43,12 @@ def make_plan(
         patterns=_patterns(analysis),
         unmatched=_unmatched(analysis),
         cluster=cluster.to_dict(),
-        notes=(*notes, *result.notes, *(f"pattern match dropped: {d.match.pattern}: {d.reason}" for d in _notable(analysis))),
+        notes=(
+            *notes,
+            *result.notes,
+            *_rewrites(analysis, result),
+            *(f"pattern match dropped: {d.match.pattern}: {d.reason}" for d in _notable(analysis)),
+        ),
     )
 
 
@@ -104,6 +109,14 @@ def _unmatched(analysis: Analysis) -> tuple[str, ...]:
         name = t.structured_name or t.name
         lines.append(f"{name} {list(t.shape)}, read by {', '.join(readers) or 'nothing'}")
     return tuple(lines)
+
+
+def _rewrites(analysis: Analysis, result: SearchResult) -> tuple[str, ...]:
+    """What hand-over builds in another way than the program says."""
+    placements, graph = result.completion.placements, analysis.graph
+    lookups = [op for op in graph if op.type == "embedding" and placements[op.inputs["weight"][0]].dims_mapping[0] >= 0]
+    note = f"rewritten to keep shardings: {len(lookups)} embedding as c_embedding"
+    return (*analysis.rewritten, note) if lookups else analysis.rewritten
 
 
 def _notable(analysis: Analysis) -> list:

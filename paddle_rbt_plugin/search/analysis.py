@@ -30,8 +30,8 @@ class Analysis:
     train: bool = True
     signature: str = ""
     """That of the program as it was read, before any of its ops was written in another way."""
-    rewritten: Mapping[str, int] = field(default_factory=dict)
-    """How many ops of which type were."""
+    rewritten: tuple[str, ...] = ()
+    """Sentences on those that were."""
     _oracles: dict[tuple, Oracle] = field(default_factory=dict, compare=False, repr=False)
     _completions: dict[tuple, Completion] = field(default_factory=dict, compare=False, repr=False)
 
@@ -116,7 +116,7 @@ def analyse(
     ops that Paddle shards badly in another way, as handing over to PIR does.
     Raises UnsupportedProgram for a program without data."""
     signature = graph.signature
-    graph, rewritten = rewrite_graph(graph) if rewrite else (graph, {})
+    graph, rewritten = rewrite_graph(graph) if rewrite else (graph, ())
     layers = cluster_layers(graph)
     matches = match_all(graph, patterns, layers)
     if batch is None:

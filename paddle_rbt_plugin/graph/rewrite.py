@@ -1,0 +1,122 @@
+"""Ops that Paddle shards badly, written as others that mean the same.
+
+The placements of some ops are not inferred: whatever reaches them is gathered first, along every axis. Where the same can
+be said in ops whose placements are kept, forward and backward, these take their place before anything is matched, completed
+or costed, and again when the program is handed over. Asked of Paddle 3.3.1 for every op of the models that the tests know:
+
+- ``expand`` of new copies along dimensions of size 1 gathers its operand; its ``tile`` would gather the gradient. Adding
+  zeros of the larger shape does neither.
+- ``repeat_interleave`` gathers its operand; a new dimension, as above, and a reshape do not.
+
+An op is left alone if its operand is no activation, since nothing is sharded there that would be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paddle_rbt_plugin.graph.graph import Graph, Op, Tensor
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One op of the new spelling. ``inputs`` names operands by slot: ``-1`` is the operand of the op that is replaced, and
+    n the result of step n. The last step's result is that of the op."""
+
+    type: str
+    inputs: Mapping[str, int]
+    attrs: Mapping[str, Any]
+    shape: Shape
+    """Of its result."""
+
+
+def expand_by_adding(shape: Shape, result: Shape, attrs: Mapping[str, Any], dtype: str) -> tuple[Step, ...]:
+    """``expand`` to a shape with as many dimensions."""
+    if len(shape) != len(result):
+        return ()
+    copies = tuple(n if m == 1 else 1 for m, n in zip(shape, result, strict=True))
+    return (
+        Step("full", {}, {"shape": copies, "value": 0.0, "dtype": dtype}, copies),
+        Step("add", {"x": -1, "y": 0}, {}, result),
+    )
+
+
+def repeat_by_adding(shape: Shape, result: Shape, attrs: Mapping[str, Any], dtype: str) -> tuple[Step, ...]:
+    """``repeat_interleave`` by one number for all."""
+    axis = attrs["axis"] % len(shape)
+    times = result[axis] // shape[axis]
+    lifted = (*shape[: axis + 1], 1, *shape[axis + 1 :])
+    copied = (*shape[: axis + 1], times, *shape[axis + 1 :])
+    zeros, add = expand_by_adding(lifted, copied, attrs, dtype)
+    return (
+        Step("unsqueeze", {"x": -1}, {"axis": (axis + 1,)}, lifted),
+        zeros,
+        replace(add, inputs={"x": 0, "y": 1}),
+        Step("reshape", {"x": 2}, {"shape": result}, result),
+    )
+
+
+RULES: Mapping[str, Callable[[Shape, Shape, Mapping[str, Any], str], tuple[Step, ...]]] = {
+    "expand": expand_by_adding,
+    "repeat_interleave": repeat_by_adding,
+}
+"""Canonical op -> its other spelling, from the shapes of operand and result, the attributes and the dtype; no steps where
+there is none."""
+
+
+def steps_for(type_: str, shape: Shape, result: Shape, attrs: Mapping[str, Any], dtype: str) -> tuple[Step, ...]:
+    """The steps that replace an op on an activation; none where it stays as it is."""
+    if type_ not in RULES or not dtype.startswith(("float", "bfloat")):
+        return ()
+    return RULES[type_](shape, result, attrs, dtype)
+
+
+def rewrite_graph(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
+    """The graph with every rule applied, and a sentence for each type of op that was replaced.
+
+    Tensors keep their positions and names, and new ones follow them; ops of the graph keep their names."""
+    replaced: dict[tuple[str, str], int] = {}
+    tensors = list(graph.tensors)
+    ops: list[Op] = []
+    for op in graph.ops:
+        steps = _steps(graph, op)
+        if steps:
+            spelling = op.type, ", ".join(step.type for step in steps)
+            replaced[spelling] = replaced.get(spelling, 0) + 1
+            ops += _new_ops(op, steps, tensors, len(ops))
+        else:
+            ops.append(replace(op, index=len(ops)))
+    if not replaced:
+        return graph, ()
+    notes = (f"rewritten to keep shardings: {n} {old} as {new}" for (old, new), n in sorted(replaced.items()))
+    return Graph(tuple(tensors), tuple(ops), graph.loss), tuple(notes)
+
+
+def _steps(graph: Graph, op: Op) -> tuple[Step, ...]:
+    if op.type not in RULES or len(op.operands) != 1 or graph.tensors[op.operands[0]].kind != "var":
+        return ()
+    operand, result = graph.tensors[op.operands[0]], graph.tensors[op.results[0]]
+    return steps_for(op.type, operand.shape, result.shape, op.attrs, operand.dtype)
+
+
+def _new_ops(op: Op, steps: Sequence[Step], tensors: list[Tensor], first: int) -> list[Op]:
+    """The ops of the steps; results that are new are appended to ``tensors``."""
+    source, result = tensors[op.operands[0]], tensors[op.results[0]]
+    made: list[int] = []
+    ops = []
+    for i, step in enumerate(steps):
+        last = step is steps[-1]
+        if not last:
+            constant = not step.inputs
+            name = f"{op.name}.{i}.out"
+            stop = constant or source.stop_gradient
+            tensors.append(replace(result, index=len(tensors), name=name, shape=step.shape, stop_gradient=stop))
+        made.append(result.index if last else tensors[-1].index)
+        inputs = {slot: (source.index if ref < 0 else made[ref],) for slot, ref in step.inputs.items()}
+        name = op.name if last else f"{op.name}.{i}"
+        ops.append(Op(first + i, name, step.type, inputs, {"out": (made[-1],)}, step.attrs, op.scope, op.source))
+    return ops

@@ -1,0 +1,59 @@
+"""Builds the op that stands for one of the serial program: itself, or what ``graph.rewrite`` and ``completion.forms`` make
+of it. What was matched, completed and costed is so what is executed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import paddle
+
+from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+from paddle_rbt_plugin.completion.forms import FORMS, sharded_form
+from paddle_rbt_plugin.completion.oracle import call_op, placement_of, producer_of
+from paddle_rbt_plugin.graph.pir import dtype_name
+from paddle_rbt_plugin.graph.rewrite import RULES, Step, steps_for
+
+_LEAVES = ("builtin.parameter", "pd_op.data")
+
+
+def build_op(
+    name: str, attrs: Mapping[str, Any], inputs: Mapping[str, Sequence[Any]], result: Any, mesh: ProcessMesh
+) -> list[Any]:
+    """Builds what stands for an op in the current program; ``inputs`` are distributed values by slot, and ``result`` is the
+    first result of the op in the serial program. Returns the ops built, the last of which has the op's results.
+
+    Raises UnsupportedProgram for an op that the installed Paddle does not list."""
+    if name in RULES:
+        operand = next(values[0] for values in inputs.values())
+        if operand.get_defining_op().name() not in _LEAVES:
+            steps = steps_for(name, tuple(operand.shape), tuple(result.shape), attrs, dtype_name(operand.dtype))
+            if steps:
+                return _build_steps(steps, operand)
+    if name in FORMS:
+        values = {slot: values[0] for slot, values in inputs.items() if values}
+        name, attrs = sharded_form(
+            name,
+            attrs,
+            {slot: tuple(value.shape) for slot, value in values.items()},
+            {slot: placement_of(value) for slot, value in values.items()},
+            mesh,
+            _rank_on(mesh),
+        )
+    return [producer_of(call_op(name, attrs.items(), inputs)[0])]
+
+
+def _build_steps(steps: Sequence[Step], operand: Any) -> list[Any]:
+    values: list[Any] = []
+    for step in steps:
+        inputs = {slot: [operand if ref < 0 else values[ref]] for slot, ref in step.inputs.items()}
+        (value,) = call_op(step.type, step.attrs.items(), inputs)
+        value.stop_gradient = not step.inputs or operand.stop_gradient
+        values.append(value)
+    return [producer_of(value) for value in values]
+
+
+def _rank_on(mesh: ProcessMesh) -> int:
+    """The rank whose program is built; the mesh's first where this process is none of its ranks, as in planning."""
+    rank = int(paddle.distributed.get_rank())
+    return rank if rank in mesh.ranks else mesh.ranks[0]
