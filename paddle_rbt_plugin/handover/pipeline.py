@@ -1,0 +1,127 @@
+"""Annotates a serial PIR program for pipeline parallelism: each layer's ops on the mesh of its stage.
+
+The program is rebuilt op by op as in ``replay``. An op runs on the stage of its layer; a leaf lies on the stage that reads it
+first; an operand that lies on another stage's mesh is brought over by ``paddle._C_ops.reshard`` with the placement it has, once
+for each stage that reads it. That holds for the hidden state between two stages, for masks and rotary tables that all
+layers share, and for a head tied to the embedding: its weight goes to the last stage and its gradient comes back, in every
+micro batch. Paddle's partition turns these reshards into sends and receives, and its pipeline pass makes the jobs of a rank
+from ``strategy.pipeline``, which ``set_pipeline`` fills in.
+
+The interleaved schedule is not applied: Paddle assigns its chunks to stages by the name of a repeated Layer, not by a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import paddle
+
+from paddle_rbt_plugin.completion.oracle import placement_of, set_placement
+from paddle_rbt_plugin.completion.placement import Placement
+from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram
+from paddle_rbt_plugin.graph import Graph
+from paddle_rbt_plugin.graph.pir import CONTAINER_OPS, SINK_OPS
+from paddle_rbt_plugin.handover.dygraph import paddle_placements
+from paddle_rbt_plugin.handover.replay import LEAVES, paddle_mesh, rebuild
+from paddle_rbt_plugin.layers import cluster_layers
+from paddle_rbt_plugin.plan.plan import Plan
+
+
+def annotate_stages(program: Any, graph: Graph, plan: Plan, placements: Mapping[str, Placement]) -> None:
+    """Rebuilds ``program``, from which ``graph`` was read, in place on the stages of ``plan``.
+
+    ``placements`` holds every parameter and every data tensor by name. Raises TunerError for an interleaved schedule and for
+    stages that overlap or differ in shape, UnsupportedProgram as ``annotate`` does."""
+    _check_executable(plan)
+    _Annotation(program, graph, plan, placements).run()
+
+
+def set_pipeline(strategy: Any, plan: Plan) -> None:
+    """Fills in ``strategy.pipeline`` as planned; a plan of one stage leaves it alone."""
+    if plan.degrees["pp"] == 1:
+        return
+    strategy.pipeline.enable = True
+    strategy.pipeline.schedule_mode = plan.schedule
+    strategy.pipeline.micro_batch_size = plan.micro_batch
+    strategy.pipeline.accumulate_steps = plan.accumulate_steps
+    strategy.pipeline.pp_degree = plan.degrees["pp"]
+    strategy.pipeline.vpp_degree = plan.vpp
+
+
+def _check_executable(plan: Plan) -> None:
+    if plan.vpp > 1:
+        raise TunerError(
+            f"the plan interleaves {plan.vpp} chunks per stage, which Paddle does by the names of Layers and not by a plan; "
+            "restrict the search with search_space={'schedule': ['1F1B', 'FThenB']}"
+        )
+    shapes = {(stage.axes, stage.mesh) for stage in plan.stages}
+    if len(shapes) > 1 or len({d for stage in plan.stages for d in stage.devices}) < sum(len(s.devices) for s in plan.stages):
+        raise TunerError(
+            "the layers of the plan run on meshes of different shapes, which Paddle cannot send between; "
+            "restrict the search with level='o1'"
+        )
+
+
+class _Annotation:
+    def __init__(self, program: Any, graph: Graph, plan: Plan, placements: Mapping[str, Placement]):
+        self.program = program
+        self.placements = placements
+        self.process_meshes = [stage.process_mesh for stage in plan.stages]
+        self.meshes = [paddle_mesh(mesh) for mesh in self.process_meshes]
+        layer_of = cluster_layers(graph).layer_of()
+        stage_of = {n: i for i, s in enumerate(plan.stages) for n in range(s.layers[0], s.layers[1] + 1)}
+        self.stages = {op.source: stage_of[layer_of[op.index]] for op in graph}
+        self.leaf_stages = {
+            t.name: min((stage_of[layer_of[op.index]] for op in graph.consumers(t.index)), default=0)
+            for t in (*graph.params, *graph.data)
+        }
+        self.moved: dict[tuple[int, int], Any] = {}
+
+    def run(self) -> None:
+        pir = paddle.base.libpaddle.pir
+        was_dynamic = paddle.in_dynamic_mode()
+        paddle.enable_static()
+        try:
+            with paddle.static.program_guard(self.program):
+                # Names first: a container may go with the op that it belongs to.
+                ops = [(op.name(), op) for op in self.program.global_block().ops]
+                for position, (name, op) in enumerate(ops):
+                    if name in LEAVES:
+                        self._place(op, op.attrs()[LEAVES[name]])
+                    elif name not in CONTAINER_OPS and name not in SINK_OPS:
+                        pir.set_insertion_point(op)
+                        stage = self.stages.get(position)
+                        if stage is not None:
+                            self._bring_operands(op, stage)
+                        rebuild(op, self.process_meshes[stage or 0])
+        finally:
+            if was_dynamic:
+                paddle.disable_static()
+
+    def _place(self, op: Any, leaf: str) -> None:
+        if leaf not in self.placements:
+            raise UnsupportedProgram(f"the plan does not place {leaf!r}, which the program reads")
+        set_placement(op.result(0), self.meshes[self.leaf_stages.get(leaf, 0)], self.placements[leaf])
+
+    def _bring_operands(self, op: Any, stage: int) -> None:
+        for i, value in enumerate(op.operands_source()):
+            if value is None or not value.initialized():
+                continue
+            if value.is_combine():
+                container = value.get_defining_op()
+                if container.name() == "builtin.combine":
+                    self._bring_operands(container, stage)
+            elif value.is_dist() and value.process_mesh != self.meshes[stage]:
+                op.operand(i).set_source(self._bring(value, stage))
+
+    def _bring(self, value: Any, stage: int) -> Any:
+        key = (value.id, stage)
+        if key not in self.moved:
+            axes = len(self.meshes[stage].shape)
+            # A sum over ranks is finished before it leaves: Paddle sends whole values only.
+            whole = paddle_placements(Placement(placement_of(value).dims_mapping), axes)
+            if any(p.is_partial() for p in value.placements):
+                value = paddle._C_ops.reshard(value, value.process_mesh, whole)
+            self.moved[key] = paddle._C_ops.reshard(value, self.meshes[stage], whole)
+        return self.moved[key]
