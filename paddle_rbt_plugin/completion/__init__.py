@@ -2,10 +2,11 @@
 
 from paddle_rbt_plugin.completion.oracle import Oracle
 from paddle_rbt_plugin.completion.placement import Placement
-from paddle_rbt_plugin.completion.propagate import complete, data_parallel, find_batch_dims
+from paddle_rbt_plugin.completion.propagate import AnyOracle, complete, data_parallel, find_batch_dims, make_oracle
 from paddle_rbt_plugin.completion.work import Collective, Completion, Kernel, SegmentWork, Value
 
 __all__ = [
+    "AnyOracle",
     "Collective",
     "Completion",
     "Kernel",
@@ -16,4 +17,5 @@ __all__ = [
     "complete",
     "data_parallel",
     "find_batch_dims",
+    "make_oracle",
 ]

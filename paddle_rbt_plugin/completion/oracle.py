@@ -44,6 +44,8 @@ class Question:
     attrs: tuple[tuple[str, Any], ...]
     slots: tuple[tuple[str, tuple[Operand, ...]], ...]
     gradients: tuple[Placement | None, ...] | None = None
+    results: tuple[tuple[tuple[int, ...], str], ...] = ()
+    """Shape and dtype of each result, where the graph knows them; an op that is built says so itself."""
 
     @property
     def operands(self) -> tuple[Operand, ...]:

@@ -18,11 +18,21 @@ from paddle_rbt_plugin.completion.collectives import collectives_between
 from paddle_rbt_plugin.completion.forms import sharded_form
 from paddle_rbt_plugin.completion.oracle import Built, Operand, Oracle, Question, Source, Use
 from paddle_rbt_plugin.completion.placement import Placement
+from paddle_rbt_plugin.completion.rules import RuleOracle
 from paddle_rbt_plugin.completion.work import Collective, Completion, Kernel, Phase, SegmentWork, Value
 from paddle_rbt_plugin.graph import Graph, Op
 from paddle_rbt_plugin.layers.layers import Layers, Segment
 
 BatchDims = Mapping[int, int]
+AnyOracle = Oracle | RuleOracle
+
+
+def make_oracle(mesh: ProcessMesh) -> AnyOracle:
+    """What asks the installed Paddle: it builds ops where PIR knows distributed types (3.0 on), else it asks the rules."""
+    import paddle
+
+    distributed = hasattr(paddle.base.libpaddle.pir, "create_tensor_dist_attribute")
+    return Oracle(mesh) if distributed else RuleOracle(mesh)
 
 
 def complete(
@@ -32,7 +42,7 @@ def complete(
     leaves: Mapping[int, Placement],
     batch: int,
     batch_dims: BatchDims | None = None,
-    oracle: Oracle | None = None,
+    oracle: AnyOracle | None = None,
     train: bool = True,
 ) -> Completion:
     """Completes a graph on a mesh.
@@ -42,7 +52,7 @@ def complete(
     its mesh has the same axes, and degrees that divide the same dimensions. Without ``train`` there is no backward pass.
     Raises UnsupportedProgram for an op that Paddle cannot build.
     """
-    return _Completer(graph, layers, mesh, oracle or Oracle(mesh), leaves, batch_dims or {}, train).run(batch)
+    return _Completer(graph, layers, mesh, oracle or make_oracle(mesh), leaves, batch_dims or {}, train).run(batch)
 
 
 def find_batch_dims(graph: Graph, layers: Layers, batch: int) -> dict[int, int]:
@@ -97,7 +107,7 @@ class _Completer:
         graph: Graph,
         layers: Layers,
         mesh: ProcessMesh,
-        oracle: Oracle,
+        oracle: AnyOracle,
         leaves: Mapping[int, Placement],
         batch_dims: BatchDims,
         train: bool,
@@ -202,7 +212,8 @@ class _Completer:
         shapes = {slot: of[0].shape for slot, of in slots if of}
         placements = {slot: of[0].placement for slot, of in slots if of}
         type_, attrs = sharded_form(op.type, op.attrs, shapes, placements, self.mesh, self.mesh.ranks[0])
-        return Question(type_, tuple(attrs.items()), slots, gradients)
+        results = tuple((tensors[t].shape, tensors[t].dtype) for t in op.results)
+        return Question(type_, tuple(attrs.items()), slots, gradients, results)
 
     def _forward(self, segment: Segment, tensors: Sequence[int]) -> _Forward:
         kernels = [self._forward_op(self.graph.ops[i]) for i in segment.ops]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
-from paddle_rbt_plugin.completion import Completion, Oracle, Placement, complete, data_parallel, find_batch_dims
+from paddle_rbt_plugin.completion import AnyOracle, Completion, Placement, complete, data_parallel, find_batch_dims, make_oracle
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph import Graph, Tensor
 from paddle_rbt_plugin.graph.rewrite import rewrite_graph
@@ -32,7 +32,7 @@ class Analysis:
     """That of the program as it was read, before any of its ops was written in another way."""
     rewritten: tuple[str, ...] = ()
     """Sentences on those that were."""
-    _oracles: dict[tuple, Oracle] = field(default_factory=dict, compare=False, repr=False)
+    _oracles: dict[tuple, AnyOracle] = field(default_factory=dict, compare=False, repr=False)
     _completions: dict[tuple, Completion] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -82,7 +82,7 @@ class Analysis:
             size = 1
             for n in shape:
                 size *= n
-            oracle = self._oracles.setdefault(key, Oracle(ProcessMesh(mesh.axes, shape, tuple(range(size)))))
+            oracle = self._oracles.setdefault(key, make_oracle(ProcessMesh(mesh.axes, shape, tuple(range(size)))))
             leaves = {t.index: self.placement(t, mesh) for t in self.graph.tensors if t.kind != "var"}
             self._completions[key] = complete(
                 self.graph, self.layers, mesh, leaves, self.batch, self.batch_dims, oracle, self.train
