@@ -20,6 +20,8 @@ class Training:
     mode: Literal["train", "eval"] = "train"
     fused_attention: bool = False
     """Attention runs as one kernel (flash attention) where the traced program, written for any device, spells it out."""
+    fused_elementwise: bool = False
+    """Runs of elementwise ops, and the ends of matrix products, are one kernel each (CINN; hand-written fused kernels)."""
     sharded_vocabulary: bool = False
     """Embedding and loss keep a sharded vocabulary sharded (passes ``replace_with_c_embedding`` and
     ``replace_with_parallel_cross_entropy``)."""

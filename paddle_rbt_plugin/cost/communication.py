@@ -34,6 +34,7 @@ class GroupNetwork:
     intra_step: float
     inter_bandwidth: float
     inter_step: float
+    memory_bandwidth: float
 
     @property
     def ranks_per_machine(self) -> int:
@@ -44,7 +45,15 @@ def group_network(cluster: Cluster, ranks: tuple[int, ...]) -> GroupNetwork:
     """The network of a group of ranks. Raises ClusterError for ranks that the cluster lacks."""
     link = cluster.link(ranks)
     inside = link.link if link.level == "intra" else cluster.group_of(ranks[0]).intra_link
-    return GroupNetwork(len(ranks), link.machines, inside.bandwidth, inside.latency, link.bandwidth, link.link.latency)
+    return GroupNetwork(
+        len(ranks),
+        link.machines,
+        inside.bandwidth,
+        inside.latency,
+        link.bandwidth,
+        link.link.latency,
+        cluster.device_of(ranks[0]).memory_bandwidth,
+    )
 
 
 def collective_seconds(kind: CollectiveKind, nbytes: float, net: GroupNetwork, c: Constants) -> float:
@@ -52,7 +61,7 @@ def collective_seconds(kind: CollectiveKind, nbytes: float, net: GroupNetwork, c
     n, machines = net.ranks, net.machines
     if n == 1:
         return 0.0
-    intra, inter = net.intra_bandwidth * c.intra_bandwidth, net.inter_bandwidth * c.inter_bandwidth
+    intra, inter = net.intra_bandwidth, net.inter_bandwidth * c.inter_bandwidth
     if kind == "p2p":
         if machines == 1:
             return c.collective_launch_s + net.intra_step + nbytes / intra
@@ -64,7 +73,7 @@ def collective_seconds(kind: CollectiveKind, nbytes: float, net: GroupNetwork, c
             seconds = max(seconds, r * nbytes * (n - r) / n / inter)
         return c.collective_launch_s + (n - 1) * net.intra_step + seconds
     moved = nbytes * (n - 1) / n
-    seconds, alpha = moved / intra, (n - machines) * net.intra_step
+    seconds, alpha = moved / intra + c.collective_passes / 2 * nbytes / net.memory_bandwidth, (n - machines) * net.intra_step
     if machines > 1:
         seconds = max(seconds, moved / inter)
         alpha += min(machines - 1, ceil(log2(machines))) * net.inter_step

@@ -20,18 +20,13 @@ from math import ceil, prod
 
 from paddle_rbt_plugin.completion.work import Kernel, Value
 from paddle_rbt_plugin.cost.constants import Constants
-from paddle_rbt_plugin.cost.sizes import EMBEDDINGS, LOSS_OPS, MATMULS, Sizes, forward_type, grad_name
+from paddle_rbt_plugin.cost.fusion import Traffic
+from paddle_rbt_plugin.cost.sizes import EMBEDDINGS, LOSS_OPS, MATMULS, VIEWS, Sizes, forward_type, grad_name
 
 CONVOLUTIONS = frozenset({"conv2d", "conv3d", "depthwise_conv2d", "conv2d_transpose"})
 FUSED_ATTENTION = frozenset(
     {"flash_attn", "flash_attention", "flash_attn_unpadded", "memory_efficient_attention", "fused_attention"}
 )
-VIEWS = frozenset(
-    {"reshape", "unsqueeze", "squeeze", "flatten", "view", "view_shape", "share_data", "detach", "assign_out_"}
-    | {"full", "full_int_array", "full_like", "shape", "shape64", "numel", "arange", "print", "identity"}
-)
-"""Ops that move no tensor: another shape of the same memory, or a few scalars."""
-
 FUSED_ATTENTION_BACKWARD = 2.5
 """FLOP of a fused attention's backward over its forward: five products for two (arXiv 2307.08691, section 4)."""
 
@@ -48,10 +43,10 @@ class ComputeDevice:
 class Product:
     """``batch`` matrix products of m x k by k x n."""
 
-    batch: int
-    m: int
-    n: int
-    k: int
+    batch: float
+    m: float
+    n: float
+    k: float
 
     @property
     def flop(self) -> float:
@@ -60,14 +55,15 @@ class Product:
 
     def efficiency(self, c: Constants) -> float:
         """Share of the peak FLOP/s that the product reaches, between 0 and ``matmul_peak``."""
-        rows, columns = ceil(self.m / c.matmul_tile), ceil(self.n / c.matmul_tile)
-        tiles = self.batch * rows * columns
-        filled = self.m * self.n / (rows * columns * c.matmul_tile**2)
-        return c.matmul_peak * filled * tiles / (tiles + c.matmul_tail_tiles) * self.k / (self.k + c.matmul_half_k)
+        tile = c.matmul_tile
+        padded = ceil(self.m / tile) * ceil(self.n / tile) * tile**2
+        return c.matmul_peak * self.m * self.n / padded * self.k / (self.k + c.matmul_half_k)
 
     def seconds(self, device: ComputeDevice, c: Constants) -> float:
         """Time of the products, memory aside."""
-        return self.flop / (device.flops * self.efficiency(c)) if self.flop else 0.0
+        if not self.flop:
+            return 0.0
+        return self.flop / (device.flops * self.efficiency(c)) + c.matmul_fill_flop / device.flops
 
 
 @dataclass(frozen=True)
@@ -83,8 +79,8 @@ class KernelCost:
 NOTHING = KernelCost(0.0, 0.0, 0.0, 0)
 
 
-def kernel_cost(kernel: Kernel, sizes: Sizes, device: ComputeDevice, c: Constants) -> KernelCost:
-    """Cost of one op as one rank runs it."""
+def kernel_cost(kernel: Kernel, traffic: Traffic, sizes: Sizes, device: ComputeDevice, c: Constants) -> KernelCost:
+    """Cost of one op as one rank runs it; ``traffic`` says what goes through memory."""
     type = forward_type(kernel.type)
     if type in VIEWS:
         return NOTHING
@@ -99,8 +95,9 @@ def kernel_cost(kernel: Kernel, sizes: Sizes, device: ComputeDevice, c: Constant
     work = products(kernel, sizes)
     flop = sum(p.flop for p in work)
     busy = sum(p.seconds(device, c) for p in work)
-    nbytes = moved_bytes(kernel, sizes)
-    return KernelCost(flop, nbytes, max(busy, nbytes / (device.bandwidth * c.memory_peak)) + c.kernel_gap_s, 1)
+    nbytes = moved_bytes(kernel, traffic, sizes)
+    seconds = max(busy, nbytes / (device.bandwidth * c.memory_peak))
+    return KernelCost(flop, nbytes, seconds + c.kernel_gap_s * traffic.launched, int(traffic.launched))
 
 
 def products(kernel: Kernel, sizes: Sizes) -> tuple[Product, ...]:
@@ -124,7 +121,7 @@ def products(kernel: Kernel, sizes: Sizes) -> tuple[Product, ...]:
     )
 
 
-def attention_flop(heads: int, queries: int, keys: int, width: int, causal: bool) -> float:
+def attention_flop(heads: float, queries: float, keys: float, width: float, causal: bool) -> float:
     """FLOP of the forward pass of fused attention: two products of queries x keys x width for each of ``heads`` (all of
     them, batch included), half of them under a causal mask."""
     return 4.0 * heads * queries * keys * width * (0.5 if causal else 1.0)
@@ -140,21 +137,21 @@ def fused_attention_cost(
     return KernelCost(flop, nbytes, seconds + c.kernel_gap_s, 1)
 
 
-def moved_bytes(kernel: Kernel, sizes: Sizes) -> float:
+def moved_bytes(kernel: Kernel, traffic: Traffic, sizes: Sizes) -> float:
     """Bytes that an op reads and writes in device memory."""
     type = forward_type(kernel.type)
     if type in EMBEDDINGS:
         # Only the rows that are looked up are read; backward clears the whole gradient, then adds to those rows.
         if type == kernel.type:
             return 2.0 * sum(map(sizes.stored, kernel.outputs))
-        return sum(map(sizes.nbytes, kernel.outputs)) + 3.0 * sum(
-            sizes.stored(v) for v in kernel.inputs if v.name.endswith("@GRAD")
-        )
-    values = [*kernel.inputs, *kernel.outputs]
+        arriving = sum(sizes.stored(v) for v in kernel.inputs if v.name.endswith("@GRAD"))
+        return sum(map(sizes.nbytes, kernel.outputs)) + 3.0 * arriving
+    values = (*traffic.reads, *traffic.writes)
     if type in LOSS_OPS and sizes.half:
         return sum(_as_float32(v, sizes) for v in values)
     if type in MATMULS:
-        return float(sum(map(sizes.nbytes, values)))
+        again = sizes.nbytes(kernel.inputs[-1]) if len(kernel.outputs) > 1 else 0  # both products of a gradient read it
+        return float(sum(map(sizes.nbytes, values)) + again)
     return float(sum(map(sizes.stored, values)))
 
 
@@ -170,11 +167,11 @@ def _matmul(kernel: Kernel, sizes: Sizes) -> Product:
     transpose_x = bool(kernel.attrs.get("transpose_x", kernel.attrs.get("trans_x", False)))
     transpose_y = bool(kernel.attrs.get("transpose_y", kernel.attrs.get("trans_y", False)))
     if len(x) < 2:
-        m, k = 1, x[0] if x else 1
+        m, k = 1.0, x[0] if x else 1.0
     else:
         m, k = (x[-1], x[-2]) if transpose_x else (x[-2], x[-1])
     n = 1 if len(y) < 2 else (y[-2] if transpose_y else y[-1])
-    left, right = prod(x[:-2]), prod(y[:-2])
+    left, right = prod(x[:-2], start=1.0), prod(y[:-2], start=1.0)
     if right == 1 and not transpose_x:  # one weight for all rows
         return Product(1, left * m, n, k)
     return Product(max(left, right), m, n, k)
@@ -182,9 +179,9 @@ def _matmul(kernel: Kernel, sizes: Sizes) -> Product:
 
 def _convolution(kernel: Kernel, sizes: Sizes) -> Product:
     """As the implicit matrix product: output positions x output channels x (input channels of a group x filter size)."""
-    x, weight = sizes.shape(kernel.inputs[0]), sizes.shape(kernel.inputs[1])
+    weight = sizes.shape(kernel.inputs[1])
     forward = kernel.type in CONVOLUTIONS
     out = sizes.shape(kernel.outputs[0] if forward else kernel.inputs[-1])
     groups = int(kernel.attrs.get("groups", 1) or 1)
-    positions = prod(out) // max(1, weight[0]) if weight else prod(x)
-    return Product(groups, positions, max(1, weight[0] // groups), prod(weight[1:]))
+    positions = prod(out, start=1.0) / weight[0]
+    return Product(groups, positions, weight[0] / groups, prod(weight[1:], start=1.0))

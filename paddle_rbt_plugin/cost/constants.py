@@ -1,7 +1,11 @@
 """Constants of the cost model: few, physical, each with where it comes from.
 
-They describe hardware and runtime, never a model or a strategy. Numbers of one device (peak FLOP/s, memory, bandwidths)
-are in the device catalogue; what is here holds for all devices and says how much of those numbers software reaches.
+They describe hardware and runtime, never a model or a strategy. Figures of one device (peak FLOP/s, memory, bandwidths, link
+latencies) are in the device catalogue; what is here holds for all devices and says how much of those figures software reaches.
+
+"Fitted to published runs" means: with the other such constants, by minimising the error of the step times of
+``benchmarks/published`` and of measured rankings of Megatron-DeepSpeed strategies for GPT of 0.3 to 39 B parameters on 2 to
+512 A100s (vTrain, arXiv 2312.12391).
 """
 
 from __future__ import annotations
@@ -13,35 +17,37 @@ from dataclasses import dataclass
 class Constants:
     """How much of the hardware's figures software reaches, and what each launch costs."""
 
-    matmul_peak: float = 0.85
-    """Share of the peak FLOP/s that a very large matrix product reaches."""
-    matmul_tail_tiles: float = 54.0
-    """Output tiles lost to the last, half empty wave: half of an A100's 108 multiprocessors."""
-    matmul_tile: int = 128
-    """Edge of an output tile; a smaller edge is padded to it (cuBLAS' and CUTLASS' usual large tile)."""
-    matmul_half_k: float = 64.0
-    """Inner dimension at which filling and draining a tile takes as long as its products."""
+    matmul_peak: float = 0.76
+    """Share of the peak FLOP/s that a very large matrix product reaches inside a training step, at the clock that the power
+    limit allows. Fitted to published runs; single large products on an A100 reach 0.8 to 0.85."""
+    matmul_fill_flop: float = 4.4e9
+    """FLOP that a device could have done while it fills and empties for one product: at an A100's peak 14 us. Fitted to
+    published runs."""
+    matmul_half_k: float = 55.0
+    """Inner dimension at which filling and draining the registers of a tile take as long as its products. Fitted to
+    published runs; about two steps of the 32-deep main loop of CUTLASS' tensor core kernels."""
+    matmul_tile: int = 64
+    """Edge of the smallest output tile that cuBLAS chooses for tensor cores; a smaller edge is padded to it."""
     fused_attention_peak: float = 0.6
-    """Share of the peak FLOP/s of a fused attention kernel (arXiv 2307.08691, figures 4 to 6, A100, head dimension 128)."""
-    memory_peak: float = 0.8
-    """Share of the memory bandwidth that streaming kernels reach."""
+    """Share of the peak FLOP/s that fused attention reaches (arXiv 2307.08691, figures 4 to 6: 0.5 to 0.73 on an A100)."""
+    memory_peak: float = 0.64
+    """Share of the memory bandwidth that kernels bound by it reach: norms, softmax, dropout, elementwise ops, optimizer.
+    Fitted to published runs."""
     kernel_gap_s: float = 2e-6
-    """Seconds between two kernels of one stream."""
-    host_launch_s: float = 30e-6
-    """Seconds the host needs to issue one op of an eager framework, autograd included; the device waits where its own
-    work is shorter."""
-    intra_bandwidth: float = 0.78
-    """Share of the link bandwidth inside a machine that a collective of large messages reaches."""
-    inter_bandwidth: float = 0.8
-    """Share of the network cards' bandwidth that a collective of large messages reaches."""
+    """Seconds from one kernel of a stream to the next on the device (about that on an A100, launches queued)."""
+    host_launch_s: float = 65e-6
+    """Seconds that the host needs to issue one kernel of an eager framework, autograd and what lies between fused kernels
+    included; the device waits where its own work is shorter. Fitted to published runs, by those too small for their devices."""
+    collective_passes: float = 3.6
+    """Times that an all-reduce reads or writes its message in device memory beside sending it: NCCL's copies between
+    buffers. Fitted with the launch to NCCL all-reduces of 1 MiB to 1 GiB on 2, 4 and 8 A100s, within 16 %."""
     collective_launch_s: float = 30e-6
-    """Seconds to start a collective."""
-    intra_hop_s: float = 4e-6
-    """Seconds of one step of a ring inside a machine."""
-    inter_hop_s: float = 12e-6
-    """Seconds of one step of a ring between machines."""
+    """Seconds to start a collective. Fitted as ``collective_passes``."""
+    inter_bandwidth: float = 0.95
+    """Share of the network cards' bandwidth that collectives between machines reach. Fitted to published runs with tensor
+    parallelism over two machines."""
     bucket_bytes: float = 256e6
-    """Size of the buffers that gradients are sent in."""
+    """Size of the buffers that gradients are sent in (PyTorch and Megatron-LM: 25 MB to 1 GB)."""
 
 
 DEFAULT = Constants()

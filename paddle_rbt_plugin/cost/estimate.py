@@ -30,7 +30,7 @@ class StageEstimate:
     layers: tuple[tuple[int, int], ...]
     """First and last layer of each of its chunks."""
     device: str
-    parameters: int
+    parameters: float
     """Elements on one device, before ZeRO splits them."""
     forward_s: float
     backward_s: float

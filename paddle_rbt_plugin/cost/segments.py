@@ -14,17 +14,18 @@ A pass takes as long as the device needs, or as long as the host needs to issue 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from paddle_rbt_plugin.completion.work import Collective, Kernel, SegmentWork, Value
+from paddle_rbt_plugin.completion.work import Collective, CollectiveKind, Kernel, SegmentWork, Value
 from paddle_rbt_plugin.cost.attention import AttentionCore, backward_cores, forward_cores
-from paddle_rbt_plugin.cost.candidate import Recompute
+from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.cost.communication import GroupNetwork, collective_seconds
 from paddle_rbt_plugin.cost.compute import ComputeDevice, attention_flop, fused_attention_cost, kernel_cost
 from paddle_rbt_plugin.cost.constants import Constants
-from paddle_rbt_plugin.cost.sizes import LOSS_OPS, Sizes
+from paddle_rbt_plugin.cost.fusion import Traffic, pass_traffic
+from paddle_rbt_plugin.cost.sizes import LOSS_OPS, Sizes, forward_type
 
 
 @dataclass(frozen=True)
@@ -76,21 +77,26 @@ class Machine:
 
 
 def segment_cost(
-    work: SegmentWork, sizes: Sizes, machine: Machine, recompute: Recompute, is_block: bool, fused_attention: bool
+    work: SegmentWork, sizes: Sizes, machine: Machine, candidate: Candidate, training: Training, is_block: bool
 ) -> SegmentCost:
     """Cost of a segment. Full recomputation applies to blocks only: embedding, head and loss keep their values."""
+    recompute, fused_attention, fused_elementwise = candidate.recompute, training.fused_attention, training.fused_elementwise
     cores = (forward_cores(work), backward_cores(work)) if fused_attention or recompute == "selective" else ((), ())
     fused = cores if fused_attention else ((), ())
-    forward = _pass_cost(work.forward, sizes, machine, fused[0])
-    backward = _pass_cost(work.backward, sizes, machine, fused[1], is_backward=True)
+    saved = {v.name for v in work.saved}
+    ahead = list(zip(work.forward, pass_traffic(work.forward, saved, fused_elementwise), strict=True))
+    back = list(zip(work.backward, pass_traffic(work.backward, saved, fused_elementwise), strict=True))
+    forward = _pass_cost(ahead, sizes, machine, fused[0])
+    backward = _pass_cost(back, sizes, machine, fused[1], is_backward=True)
     inner = frozenset(name for core in (*cores[0], *cores[1]) for name in core.inner)
     kept = [v for v in work.saved if _belongs_to_micro_batch(v) and v.name not in inner]
+    elsewhere = saved | inner if fused_attention else saved
     again, revived = PassCost(), 0.0
     if recompute == "full" and is_block:
         again, revived = forward, sum(map(sizes.stored, kept))
         kept = [v for v in work.inputs if _belongs_to_micro_batch(v)]
     elif recompute == "selective" and not fused_attention:
-        again = _pass_cost([work.forward[i] for core in cores[0] for i in sorted(core.ops)], sizes, machine)
+        again = _pass_cost([ahead[i] for core in cores[0] for i in sorted(core.ops)], sizes, machine)
         revived = sum(sizes.stored(v) for v in work.saved if v.name in inner)
     return SegmentCost(
         forward=forward,
@@ -98,7 +104,7 @@ def segment_cost(
         backward=backward,
         kept=sum(map(sizes.stored, kept)),
         revived=revived,
-        temporary=max((_temporary(k, sizes, inner if fused else ()) for k in (*work.forward, *work.backward)), default=0.0),
+        temporary=max((_temporary(k, sizes, elsewhere) for k in (*work.forward, *work.backward)), default=0.0),
         message=max((sizes.nbytes(c.value) for k in (*work.forward, *work.backward) for c in k.collectives), default=0.0),
     )
 
@@ -108,7 +114,7 @@ def collective_cost(collective: Collective, sizes: Sizes, machine: Machine) -> P
     net, nbytes = machine.networks.get(collective.axis), sizes.nbytes(collective.value)
     if net is None or net.ranks == 1:
         return PassCost()
-    kinds = (collective.kind,)
+    kinds: tuple[CollectiveKind, ...] = (collective.kind,)
     if sizes.split > 1 and collective.axis == "mp" and collective.kind == "all_reduce":
         kinds = ("reduce_scatter", "all_gather")
     seconds = sum(collective_seconds(kind, nbytes, net, machine.constants) for kind in kinds)
@@ -116,16 +122,20 @@ def collective_cost(collective: Collective, sizes: Sizes, machine: Machine) -> P
 
 
 def _pass_cost(
-    kernels: Sequence[Kernel], sizes: Sizes, machine: Machine, fused: Iterable[AttentionCore] = (), is_backward: bool = False
+    kernels: Sequence[tuple[Kernel, Traffic]],
+    sizes: Sizes,
+    machine: Machine,
+    fused: Iterable[AttentionCore] = (),
+    is_backward: bool = False,
 ) -> PassCost:
     """Cost of a pass, with each core of ``fused`` run as one kernel."""
     left_out = {i for core in fused for i in core.ops}
     total = sum((_fused_cost(core, sizes, machine, is_backward) for core in fused), PassCost())
     compute, communication, launches, flop = total.compute, total.communication, total.launches, total.flop
-    for i, kernel in enumerate(kernels):
+    for i, (kernel, traffic) in enumerate(kernels):
         if i in left_out:
             continue
-        cost = kernel_cost(kernel, sizes, machine.device, machine.constants)
+        cost = kernel_cost(kernel, traffic, sizes, machine.device, machine.constants)
         compute += cost.seconds
         flop += cost.flop
         launches += cost.launches
@@ -142,7 +152,7 @@ def _pass_cost(
 def _fused_cost(core: AttentionCore, sizes: Sizes, machine: Machine, is_backward: bool) -> PassCost:
     """The core as one kernel; a decoder's mask is causal."""
     *heads, queries, keys = sizes.shape(core.scores)
-    flop = attention_flop(prod(heads), queries, keys, sizes.shape(core.query)[-1], causal=True)
+    flop = attention_flop(prod(heads, start=1.0), queries, keys, sizes.shape(core.query)[-1], causal=True)
     cost = fused_attention_cost(core.query, core.key, flop, sizes, machine.device, machine.constants, is_backward)
     return PassCost(cost.seconds, 0.0, cost.launches, cost.flop)
 
@@ -152,9 +162,12 @@ def _belongs_to_micro_batch(value: Value) -> bool:
     return value.kind == "var" and value.batch_dim is not None
 
 
-def _temporary(kernel: Kernel, sizes: Sizes, gone: Iterable[str]) -> float:
+def _temporary(kernel: Kernel, sizes: Sizes, elsewhere: Collection[str]) -> float:
+    """Results and gradients of an op that are counted nowhere else. An op of the loss also has a float32 copy of each value
+    that is stored in half precision."""
     live = [*kernel.outputs, *(v for v in kernel.inputs if v.name.endswith("@GRAD"))]
-    nbytes = sum(sizes.stored(v) for v in live if v.kind == "var" and v.name not in gone)
-    if sizes.half and kernel.type in LOSS_OPS:
-        nbytes += sum(4.0 * sizes.numel(v) for v in kernel.inputs if v.dtype == "float32" and sizes.itemsize(v) == 2)
+    nbytes = sum(sizes.stored(v) for v in live if v.kind == "var" and v.name not in elsewhere)
+    if sizes.half and forward_type(kernel.type) in LOSS_OPS:
+        cast = [v for v in (*kernel.inputs, *kernel.outputs) if v.dtype == "float32" and sizes.itemsize(v) == 2]
+        nbytes += sum(4.0 * sizes.numel(v) for v in cast)
     return nbytes

@@ -34,6 +34,18 @@ LOSS_OPS = frozenset(
 MATMULS = frozenset({"matmul", "bmm", "mm", "mv", "addmm", "mul", "fused_gemm_epilogue", "fc", "linear", "fused_linear"})
 """Ops that are one matrix product of their first two operands."""
 
+ELEMENTWISE = frozenset(
+    {"add", "subtract", "multiply", "divide", "scale", "cast", "dropout", "gelu", "silu", "swiglu", "relu", "tanh", "sigmoid"}
+    | {"pow", "square", "sqrt", "rsqrt", "exp", "log", "abs", "clip", "where", "assign", "maximum", "minimum", "add_n"}
+)
+"""Ops that read and write each element once, so that a compiler fuses runs of them."""
+
+VIEWS = frozenset(
+    {"reshape", "unsqueeze", "squeeze", "flatten", "view", "view_shape", "share_data", "detach", "assign_out_"}
+    | {"full", "full_int_array", "full_like", "shape", "shape64", "numel", "arange", "print", "identity"}
+)
+"""Ops that move no tensor: another shape of the same memory, or a few scalars."""
+
 EMBEDDINGS = frozenset({"embedding", "c_embedding", "gather", "lookup_table", "lookup_table_v2"})
 """Ops that look rows of a table up."""
 
@@ -77,18 +89,25 @@ class Sizes:
         self.float32 = float32
         """Names of values that stay in float32."""
         self._mp_axis = mesh.axes.index("mp") if "mp" in mesh.axes else None
-        self._shapes: dict[int, tuple[int, ...]] = {}
+        self._shapes: dict[int, tuple[float, ...]] = {}
+        self._bytes: dict[int, float] = {}
 
-    def shape(self, value: Value) -> tuple[int, ...]:
-        """Local shape, the sequence unsplit."""
+    def shape(self, value: Value) -> tuple[float, ...]:
+        """Local shape, the sequence unsplit. A rank may hold a part of a sample (context parallelism): the dimension that
+        grows with the batch need not be whole."""
         found = self._shapes.get(id(value))
         if found is None:
-            found = self._shapes[id(value)] = value.local_shape(self.mesh, self.batch_scale)
+            shape: list[float] = list(value.placement.local_shape(value.shape, self.mesh))
+            d = value.batch_dim
+            if d is not None:
+                axis = value.placement.dims_mapping[d]
+                shape[d] = value.shape[d] * self.batch_scale / (self.mesh.shape[axis] if axis >= 0 else 1)
+            found = self._shapes[id(value)] = tuple(shape)
         return found
 
-    def numel(self, value: Value) -> int:
+    def numel(self, value: Value) -> float:
         """Local elements, the sequence unsplit."""
-        return prod(self.shape(value))
+        return prod(self.shape(value), start=1.0)
 
     def itemsize(self, value: Value) -> int:
         """Bytes of an element."""
@@ -96,9 +115,12 @@ class Sizes:
             return 2
         return DTYPE_BYTES[value.dtype]
 
-    def nbytes(self, value: Value) -> int:
+    def nbytes(self, value: Value) -> float:
         """Local bytes, the sequence unsplit."""
-        return self.numel(value) * self.itemsize(value)
+        found = self._bytes.get(id(value))
+        if found is None:
+            found = self._bytes[id(value)] = self.numel(value) * self.itemsize(value)
+        return found
 
     def is_split(self, value: Value) -> bool:
         """True for a hidden state that sequence parallelism splits: an intermediate value that grows with the batch and
@@ -115,4 +137,6 @@ class Sizes:
 
     def stored(self, value: Value) -> float:
         """Local bytes as kept in memory, a split sequence counted as its part."""
-        return self.nbytes(value) / (self.split if self.is_split(value) else 1)
+        if self.split > 1 and self.is_split(value):
+            return self.nbytes(value) / self.split
+        return self.nbytes(value)

@@ -40,7 +40,7 @@ class StageCost:
     backward: tuple[PassCost, ...]
     send: float
     """Seconds to hand a boundary tensor to a neighbour, in either direction."""
-    parameters: int
+    parameters: float
     """Elements on one device, before ZeRO splits them."""
     gradient_sync: float
     """Seconds of gradient synchronisation that no backward pass hides."""
@@ -66,8 +66,8 @@ class _Part:
     """What of a stage runs on one mesh: elements of its parameters on one device, and of the gradients to reduce per axis."""
 
     mesh: ProcessMesh
-    parameters: int = 0
-    gradients: dict[str, int] = field(default_factory=dict)
+    parameters: float = 0.0
+    gradients: dict[str, float] = field(default_factory=dict)
 
 
 class StageCosting:
@@ -164,7 +164,7 @@ class StageCosting:
             sizes = self._sizes(i)
             part.parameters += sum(map(sizes.numel, completion.work[i].params))
             for sync in completion.work[i].gradient_syncs:
-                part.gradients[sync.axis] = part.gradients.get(sync.axis, 0) + sizes.numel(sync.value)
+                part.gradients[sync.axis] = part.gradients.get(sync.axis, 0.0) + sizes.numel(sync.value)
         tied = self._sizes(stage.segments[0])
         part = parts[self._strategy(stage.segments[-1]).completion.mesh.degree("dp")]
         part.parameters += sum(map(tied.numel, stage.shared))

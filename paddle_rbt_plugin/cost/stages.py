@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,10 +71,22 @@ def make_stages(completion: Completion, pp: int, chunks: int, stage_layers: Sequ
 
 
 def foreign_params(work: SegmentWork) -> tuple[Value, ...]:
-    """Parameters that a segment reads although another segment reads them first."""
-    own = {v.name for v in work.params}
-    used = {v.name: v for k in work.forward for v in k.inputs if v.kind == "param" and v.name not in own}
-    return tuple(used.values())
+    """Parameters that a segment reads although another segment reads them first.
+
+    Segments that share their work may name the parameters they own after another layer, so what is neither owned by name
+    nor by shape and placement is foreign."""
+    names = {v.name for v in work.params}
+    used = {v.name: v for k in work.forward for v in k.inputs if v.kind == "param"}
+    unnamed = Counter((v.shape, v.placement) for v in work.params if v.name not in used)
+    foreign = []
+    for value in used.values():
+        if value.name in names:
+            continue
+        if unnamed[value.shape, value.placement] > 0:
+            unnamed[value.shape, value.placement] -= 1
+        else:
+            foreign.append(value)
+    return tuple(foreign)
 
 
 def _homes(completion: Completion) -> dict[str, int]:
