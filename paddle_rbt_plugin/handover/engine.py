@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import paddle
 from paddle.distributed.auto_parallel import constants
 from paddle.distributed.auto_parallel.static.engine import Engine
 from paddle.distributed.passes.pass_base import PassContext, new_pass
 
+from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.completion import Placement, data_parallel
 from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.errors import TunerError
@@ -22,7 +24,7 @@ from paddle_rbt_plugin.handover import patches
 from paddle_rbt_plugin.handover.engine_state import engine_plan, pass_attributes, set_engine_plan
 from paddle_rbt_plugin.handover.legacy import engine as legacy
 from paddle_rbt_plugin.handover.passes import PLAN, apply_plan
-from paddle_rbt_plugin.handover.strategy import constraints_of, is_enabled
+from paddle_rbt_plugin.handover.strategy import constraints_of, is_enabled, set_pipeline
 from paddle_rbt_plugin.plan.plan import Plan
 
 
@@ -63,7 +65,13 @@ def _tune(engine: Any, mode: str) -> None:
     else:
         apply_plan(program, plan, _placements_for(program, plan))
     engine._fwd_main_progs[mode] = program
-    patches.tell_engine_its_data_rank(engine, plan.stages[0].process_mesh)
+    set_pipeline(strategy, plan)
+    patches.tell_engine_its_data_rank(engine, _mesh_of_this_rank(plan))
+
+
+def _mesh_of_this_rank(plan: Plan) -> ProcessMesh:
+    rank = paddle.distributed.get_rank()
+    return next((stage.process_mesh for stage in plan.stages if rank in stage.devices), plan.stages[0].process_mesh)
 
 
 def _placements_for(program: Any, plan: Plan) -> dict[str, Placement]:

@@ -15,11 +15,11 @@ import paddle
 from paddle.distributed.passes.pass_base import PassBase, register_pass
 
 from paddle_rbt_plugin.config import PASS_NAME, Settings
-from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph import is_legacy, read_program
 from paddle_rbt_plugin.graph.legacy import read_legacy_program
 from paddle_rbt_plugin.handover.legacy.annotate import annotate as annotate_legacy
 from paddle_rbt_plugin.handover.patches import enable_static_training_on_cpu
+from paddle_rbt_plugin.handover.pipeline import annotate_stages
 from paddle_rbt_plugin.handover.replay import annotate, paddle_mesh
 from paddle_rbt_plugin.handover.strategy import as_the_program_runs
 from paddle_rbt_plugin.plan.plan import Plan
@@ -45,11 +45,12 @@ class RuleBasedTunerPass(PassBase):
         legacy = read_legacy_program(main_program, loss) if is_legacy(main_program) else None
         graph = legacy.graph if legacy is not None else read_program(main_program, loss)
         steps = extra.get("global_batch", 0) // graph.data[0].shape[0] if graph.data and graph.data[0].shape else 1
-        extra.setdefault("constraints", as_the_program_runs(max(steps, 1), legacy=legacy is not None))
+        pipeline = "pp" in (settings.search_space or {})  # whoever applies the pass alone runs the pipeline pass, too
+        extra.setdefault("constraints", as_the_program_runs(max(steps, 1), legacy=legacy is not None, pipeline=pipeline))
         world = paddle.distributed.get_world_size()
         if world > 1 or settings.cluster is None:
             job_cluster(settings, world)
-        plan = tune_graph(graph, settings, **extra)
+        plan = tune_graph(graph, settings, rewrite=legacy is None, **extra)
         if legacy is not None:
             annotate_legacy(main_program, legacy, plan)
         else:
@@ -59,11 +60,9 @@ class RuleBasedTunerPass(PassBase):
 
 def apply_plan(program: Any, plan: Plan, placements: dict[str, Any]) -> None:
     """Annotates a program in place. Raises TunerError for a plan that PIR cannot execute this way."""
-    if plan.degrees["pp"] > 1:
-        raise TunerError(
-            f"the plan has {plan.degrees['pp']} pipeline stages, which this version plans but does not apply to PIR programs; "
-            "restrict the search with search_space={'pp': 1}"
-        )
-    mesh = plan.stages[0].process_mesh
-    enable_static_training_on_cpu([paddle_mesh(mesh)])
-    annotate(program, mesh, placements)
+    meshes = list(dict.fromkeys(stage.process_mesh for stage in plan.stages))
+    enable_static_training_on_cpu([paddle_mesh(mesh) for mesh in meshes])
+    if plan.degrees["pp"] == 1:
+        annotate(program, meshes[0], placements)
+    else:
+        annotate_stages(program, read_program(program, needs_loss=False), plan, placements)

@@ -5,7 +5,7 @@ first; an operand that lies on another stage's mesh is brought over by ``paddle.
 for each stage that reads it. That holds for the hidden state between two stages, for masks and rotary tables that all
 layers share, and for a head tied to the embedding: its weight goes to the last stage and its gradient comes back, in every
 micro batch. Paddle's partition turns these reshards into sends and receives, and its pipeline pass makes the jobs of a rank
-from ``strategy.pipeline``, which ``set_pipeline`` fills in.
+from ``strategy.pipeline``, which ``strategy.set_pipeline`` fills in.
 
 The interleaved schedule is not applied: Paddle assigns its chunks to stages by the name of a repeated Layer, not by a plan.
 """
@@ -35,18 +35,6 @@ def annotate_stages(program: Any, graph: Graph, plan: Plan, placements: Mapping[
     stages that overlap or differ in shape, UnsupportedProgram as ``annotate`` does."""
     _check_executable(plan)
     _Annotation(program, graph, plan, placements).run()
-
-
-def set_pipeline(strategy: Any, plan: Plan) -> None:
-    """Fills in ``strategy.pipeline`` as planned; a plan of one stage leaves it alone."""
-    if plan.degrees["pp"] == 1:
-        return
-    strategy.pipeline.enable = True
-    strategy.pipeline.schedule_mode = plan.schedule
-    strategy.pipeline.micro_batch_size = plan.micro_batch
-    strategy.pipeline.accumulate_steps = plan.accumulate_steps
-    strategy.pipeline.pp_degree = plan.degrees["pp"]
-    strategy.pipeline.vpp_degree = plan.vpp
 
 
 def _check_executable(plan: Plan) -> None:

@@ -36,6 +36,18 @@ def precision_of(strategy: Any) -> str:
     return _PRECISIONS[strategy.amp.dtype] if strategy.amp.enable else "fp32"
 
 
+def set_pipeline(strategy: Any, plan: Plan) -> None:
+    """Fills in ``strategy.pipeline`` as planned; a plan of one stage leaves it alone."""
+    if plan.degrees["pp"] == 1:
+        return
+    strategy.pipeline.enable = True
+    strategy.pipeline.schedule_mode = plan.schedule
+    strategy.pipeline.micro_batch_size = plan.micro_batch
+    strategy.pipeline.accumulate_steps = plan.accumulate_steps
+    strategy.pipeline.pp_degree = plan.degrees["pp"]
+    strategy.pipeline.vpp_degree = plan.vpp
+
+
 def accumulate_steps_of(strategy: Any) -> int:
     """Micro batches per optimizer step: the program holds one of them."""
     if strategy.pipeline.enable:
@@ -45,27 +57,42 @@ def accumulate_steps_of(strategy: Any) -> int:
 
 def constraints_of(strategy: Any, legacy: bool = False) -> list[Constraint]:
     """What the strategy, and what the engine can execute of programs of that IR, leave of the search space."""
-    if strategy.pipeline.enable and not legacy:
-        raise TunerError(
-            "strategy.pipeline is enabled, but pipeline plans are not applied to PIR programs in this version; disable it"
-        )
     recompute = "full" if strategy.recompute.enable else "none"
     sharding = int(strategy.sharding.stage) if strategy.sharding.enable else 0
-    constraints = as_the_program_runs(accumulate_steps_of(strategy), recompute, sharding, legacy)
+    pipeline = legacy or strategy.pipeline.enable or not _is_cpu_job()
+    constraints = as_the_program_runs(accumulate_steps_of(strategy), recompute, sharding, legacy, pipeline)
     if strategy.pipeline.enable:
         constraints.append(Constraint("strategy.pipeline", {"schedule": (strategy.pipeline.schedule_mode,)}))
+        stages = int(getattr(strategy.pipeline, "pp_degree", 1))
+        if stages > 1:
+            constraints.append(Constraint("strategy.pipeline.pp_degree", {"pp": (stages,)}))
     return constraints
 
 
-def as_the_program_runs(steps: int = 1, recompute: str = "none", sharding: int = 0, legacy: bool = False) -> list[Constraint]:
+def as_the_program_runs(
+    steps: int = 1, recompute: str = "none", sharding: int = 0, legacy: bool = False, pipeline: bool = False
+) -> list[Constraint]:
     """What annotating a program cannot change: it accumulates, recomputes and shards as the strategy around it says."""
-    pir = Constraint("executing a PIR program in this version", {"pp": (1,), "sequence_parallel": (False,)})
+    if legacy:
+        executed = [Constraint("executing a legacy program", {"sequence_parallel": (False,), "vpp": (1,)})]
+    else:
+        kept = {"sequence_parallel": (False,), "schedule": ("1F1B", "FThenB"), "vpp": (1,)}
+        executed = [Constraint("executing a PIR program in this version", kept)]
+        if not pipeline:
+            executed.append(Constraint("executing a PIR program without a pipeline pass", {"pp": (1,)}))
     return [
-        Constraint("executing a legacy program", {"sequence_parallel": (False,), "vpp": (1,)}) if legacy else pir,
+        *executed,
         Constraint("strategy.gradient_merge", {"accumulate_steps": (steps,)}),
         Constraint("strategy.recompute", {"recompute": (recompute,)}),
         Constraint("strategy.sharding", {"sharding_stage": (sharding,)}),
     ]
+
+
+def _is_cpu_job() -> bool:
+    """Static programs of CPU processes can neither send nor receive."""
+    import paddle
+
+    return not paddle.is_compiled_with_cuda()
 
 
 def to_strategy(plan: Plan) -> Any:
@@ -73,14 +100,8 @@ def to_strategy(plan: Plan) -> Any:
     import paddle.distributed as dist
 
     strategy = dist.Strategy()
-    if plan.degrees["pp"] > 1:
-        strategy.pipeline.enable = True
-        strategy.pipeline.schedule_mode = plan.schedule
-        strategy.pipeline.micro_batch_size = plan.micro_batch
-        strategy.pipeline.accumulate_steps = plan.accumulate_steps
-        strategy.pipeline.pp_degree = plan.degrees["pp"]
-        strategy.pipeline.vpp_degree = plan.vpp
-    elif plan.accumulate_steps > 1:
+    set_pipeline(strategy, plan)
+    if plan.degrees["pp"] == 1 and plan.accumulate_steps > 1:
         strategy.gradient_merge.enable = True
         strategy.gradient_merge.k_steps = plan.accumulate_steps
         strategy.gradient_merge.avg = True
