@@ -1,7 +1,8 @@
 """What a step does once, after its micro batches: gradient synchronisation, clipping and the optimizer.
 
 Gradients are all-reduced over the data-parallel group in buckets; ZeRO stages 1 and 2 reduce-scatter them and all-gather the
-updated parameters, the same bytes in all. Where the training overlaps them with backward, a bucket goes out as soon as it is
+updated parameters, the same bytes in all. Stage 3 keeps no whole parameters and gathers them for every forward and again for
+every backward pass instead (arXiv 1910.02054, section 7.2). Where the training overlaps them with backward, a bucket goes out as soon as it is
 full, during the last micro batch; what does not fit beside that backward pass is exposed, the last bucket at least.
 
 The update streams every state through memory (bytes per element): read and write master copy and states, read the gradient,
@@ -35,9 +36,10 @@ def update_seconds(parameters: float, training: Training, device: ComputeDevice,
 
 
 def gradient_sync_seconds(nbytes: float, candidate: Candidate, net: GroupNetwork, c: Constants) -> float:
-    """Time to bring gradients of ``nbytes`` to the ranks that update them, and updated parameters back under ZeRO.
+    """Time to bring gradients of ``nbytes`` to the ranks that update them, and parameters to those that use them under ZeRO.
 
-    Per step; stages 2 and 3 do not keep whole gradients and reduce them in every micro batch."""
+    Per step; stages 2 and 3 do not keep whole gradients and reduce them in every micro batch, stage 3 gathers parameters
+    twice in each."""
     if net.ranks == 1 or not nbytes:
         return 0.0
     buckets = max(1, ceil(nbytes / c.bucket_bytes))
@@ -47,7 +49,7 @@ def gradient_sync_seconds(nbytes: float, candidate: Candidate, net: GroupNetwork
     reduce = buckets * collective_seconds("reduce_scatter", size, net, c)
     gather = buckets * collective_seconds("all_gather", size, net, c)
     repeats = candidate.accumulate_steps if candidate.sharding_stage >= 2 else 1
-    return reduce * repeats + (gather if candidate.sharding_stage < 3 else 0.0)
+    return reduce * repeats + gather * (2 * repeats if candidate.sharding_stage == 3 else 1)
 
 
 def exposed_seconds(seconds: float, nbytes: float, backward: float, c: Constants) -> float:
