@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import paddle
 from paddle.utils import unique_name
-from rich.table import Table
+from rich.console import RenderableType
 
 from paddle_rbt_plugin.cli import demo_training
-from paddle_rbt_plugin.cli.output import Output, Report, make_table
+from paddle_rbt_plugin.cli.demo_processes import Processes
+from paddle_rbt_plugin.cli.output import Output, Report, make_table, titled
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.handover.trace import trace_layer
@@ -30,9 +24,6 @@ from paddle_rbt_plugin.tuner import Constraint, tune_graph
 
 TOLERANCE = 1e-5
 """Float32 keeps seven digits of a loss of about 5; sums in another order cost the last of them."""
-_LOG_LINES = 15
-_STOP_SECONDS = 40
-"""The launcher gives its workers 30 s to end before it kills them."""
 
 Way = Literal["static", "dygraph"]
 
@@ -59,7 +50,7 @@ def run_demo(output: Output, processes: int, fixed: Sequence[tuple[str, Any]], s
     plan = find_plan(processes, dict(fixed))
     way, why = choose_way(plan)
     with output.progress(f"training with {processes} processes") as report:
-        comparison = compare(plan, way, processes, steps, timeout, report)
+        comparison = compare(plan, way, steps, timeout, report)
     summary = {
         "processes": processes,
         "candidate": decision(plan),
@@ -91,7 +82,7 @@ def find_plan(processes: int, fixed: dict[str, Any]) -> Plan:
     inputs, labels = demo_training.specs()
     graph = trace_layer(model, inputs, demo_training.GPTCriterion(), labels).graph
     runnable = Constraint(
-        "the demo, which trains without pipeline, accumulation, recomputation and sharding of the optimizer,",
+        "the demo",
         {
             "pp": (1,),
             "accumulate_steps": (1,),
@@ -113,86 +104,25 @@ def choose_way(plan: Plan) -> tuple[Way, str]:
     return "static", "as a static program, through dist.to_static and the tuner's pass: only one axis is active"
 
 
-def compare(plan: Plan, way: Way, processes: int, steps: int, timeout: int, report: Report) -> Comparison:
+def compare(plan: Plan, way: Way, steps: int, timeout: int, report: Report) -> Comparison:
     """Trains in this process while the others start. Raises TunerError where one of them fails or all take too long."""
-    with (
-        tempfile.TemporaryDirectory(prefix="paddle-rbt-demo-") as directory,
-        _launched(plan, way, processes, steps, Path(directory)) as launcher,
-    ):
-        serial = tuple(demo_training.train_serial(steps))
-        deadline = time.monotonic() + timeout
-        while launcher.poll() is None:
-            if time.monotonic() > deadline:
-                raise TunerError(
-                    f"the {processes} processes did not end within {timeout} s and were stopped; "
-                    f"they reached step {len(_losses(directory))} of {steps}.{_log_tail(directory)}"
-                )
-            report(len(_losses(directory)), steps)
+    serial = []
+    with Processes(plan, way, steps, timeout) as processes:
+        for loss in demo_training.train_serial(steps):
+            serial.append(loss)
+            processes.check()
+        while not processes.ended:
+            processes.check()
+            report(len(processes.losses), steps)
             time.sleep(0.1)
-        distributed = _losses(directory)
-        if launcher.returncode or len(distributed) < steps:
-            raise TunerError(
-                f"a process of the demo failed (exit code {launcher.returncode}) after step {len(distributed)} of {steps}."
-                f"{_log_tail(directory)}"
-            )
-    return Comparison(serial, distributed)
+        return Comparison(tuple(serial), processes.losses)
 
 
-@contextmanager
-def _launched(plan: Plan, way: Way, processes: int, steps: int, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The launcher of the processes; none of them outlives the block."""
-    plan.save(directory / "plan.json")
-    command = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(processes), "--backend", "gloo"]
-    command += ["--log_dir", str(directory / "log"), demo_training.__file__]
-    command += [way, str(directory / "plan.json"), str(steps), str(directory / "losses")]
-    # A session of its own: Ctrl-C reaches this process only, which then ends the launcher in order.
-    with (
-        (directory / "launch.log").open("wb") as log,
-        subprocess.Popen(command, stdout=log, stderr=log, env=_environment(processes), start_new_session=True) as launcher,
-    ):
-        try:
-            yield launcher
-        finally:
-            if launcher.poll() is None:
-                launcher.terminate()
-                try:
-                    launcher.wait(_STOP_SECONDS)
-                except subprocess.TimeoutExpired:
-                    launcher.kill()
-
-
-def _environment(processes: int) -> dict[str, str]:
-    """This process's environment, less what another launcher may have left in it."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("PADDLE_")}
-    root = str(Path(__file__).parents[2])
-    return kept | {
-        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes)),
-        "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
-        "PYTHONSAFEPATH": "1",  # the modules beside the script are not top-level modules
-    }
-
-
-def _losses(directory: str) -> tuple[float, ...]:
-    """What the first process has written; a line that is still being written does not count."""
-    path = Path(directory) / "losses"
-    text = path.read_text() if path.exists() else ""
-    return tuple(json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n"))
-
-
-def _log_tail(directory: str) -> str:
-    """The end of the log that says most: one with a traceback, else the first worker's, else the launcher's."""
-    logs = [*sorted(Path(directory).glob("log/workerlog.*")), Path(directory) / "launch.log"]
-    texts = {log.name: log.read_text(errors="replace").strip() for log in logs if log.exists()}
-    name = next((n for n, text in texts.items() if "Traceback" in text), next((n for n, t in texts.items() if t), ""))
-    lines = texts.get(name, "").splitlines()[-_LOG_LINES:]
-    return f" The end of {name}:\n" + "\n".join(f"  {line}" for line in lines) if lines else " It left no log."
-
-
-def _table(title: str, comparison: Comparison) -> Table:
+def _table(title: str, comparison: Comparison) -> RenderableType:
     columns = ("step", "serial loss", "distributed loss", "difference")
-    table = make_table(title, *columns, right=columns)
+    table = make_table(*columns, right=columns)
     rows = zip(comparison.serial, comparison.distributed, comparison.differences, strict=True)
     for step, (serial, distributed, difference) in enumerate(rows):
         # As float32, which they are, the shortest digits that tell them from every other.
         table.add_row(str(step), str(np.float32(serial)), str(np.float32(distributed)), f"{difference:.1e}")
-    return table
+    return titled(title, table)

@@ -7,8 +7,9 @@ but the seed, so each way should give the losses of every other.
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import paddle
@@ -48,9 +49,10 @@ def specs() -> tuple[list[InputSpec], list[InputSpec]]:
     return every[:_INPUTS], every[_INPUTS:]
 
 
-def batches(steps: int) -> list[list[paddle.Tensor]]:
+def batches(steps: int) -> Iterator[list[paddle.Tensor]]:
     """One whole batch per step, inputs and labels in order."""
-    return [[paddle.to_tensor(value) for value in sample_batch(CONFIG, BATCH, SEED + step).values()] for step in range(steps)]
+    for step in range(steps):
+        yield [paddle.to_tensor(value) for value in sample_batch(CONFIG, BATCH, SEED + step).values()]
 
 
 def train_serial(steps: int) -> Iterator[float]:
@@ -88,7 +90,7 @@ def _optimizer(model: nn.Layer) -> paddle.optimizer.Optimizer:
     return paddle.optimizer.AdamW(LEARNING_RATE, parameters=model.parameters())
 
 
-def _train(model: nn.Layer, loader: Iterator[list[paddle.Tensor]] | list[list[paddle.Tensor]]) -> Iterator[float]:
+def _train(model: nn.Layer, loader: Iterable[list[paddle.Tensor]]) -> Iterator[float]:
     optimizer, criterion = _optimizer(model), GPTCriterion()
     for batch in loader:
         loss = criterion(model(*batch[:_INPUTS]), *batch[_INPUTS:])
@@ -98,18 +100,24 @@ def _train(model: nn.Layer, loader: Iterator[list[paddle.Tensor]] | list[list[pa
         yield float(dist.unshard_dtensor(loss) if loss.is_dist() else loss)
 
 
-def main(way: str, plan_path: str, steps: str, losses_path: str) -> None:
-    """One process of the demo: trains in the given way; the first one writes a line per step to ``losses_path``."""
+def main(way: str, directory: str, steps: str) -> None:
+    """One process of the demo: trains in the given way under ``plan.json`` of the directory.
+
+    It leaves its process id in a file ``pid.RANK``, a file ``done.RANK`` when it has ended well, and, being the first, a line
+    with the loss of every step in ``losses``."""
+    rank, plan_path = os.environ["PADDLE_TRAINER_ID"], Path(directory, "plan.json")
+    Path(directory, f"pid.{rank}").write_text(str(os.getpid()))
     paddle.set_device("cpu")
     dist.init_parallel_env()
     plan = Plan.load(plan_path)
-    ways: dict[str, Callable[[], Iterator[float]]] = {
-        "static": lambda: train_static(int(steps), plan, plan_path),
+    ways = {
+        "static": lambda: train_static(int(steps), plan, str(plan_path)),
         "dygraph": lambda: train_dygraph(int(steps), plan),
     }
-    with Path(losses_path).open("w") if dist.get_rank() == 0 else Path("/dev/null").open("w") as file:
+    with Path(directory, "losses").open("w") if rank == "0" else Path(os.devnull).open("w") as file:
         for loss in ways[way]():
             print(json.dumps(loss), file=file, flush=True)
+    Path(directory, f"done.{rank}").touch()
 
 
 if __name__ == "__main__":

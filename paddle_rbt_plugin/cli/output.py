@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -77,6 +77,7 @@ class Output:
     def warnings(self) -> Iterator[None]:
         """Turns Python warnings into messages; those of Paddle itself are shown only when the user wants them."""
         with warnings.catch_warnings():
+            warnings.filterwarnings("always", module=r"paddle_rbt_plugin\.")
             if not self.verbose:
                 warnings.filterwarnings("ignore", module=r"paddle\.")
                 warnings.filterwarnings("ignore", category=DeprecationWarning)
@@ -84,10 +85,14 @@ class Output:
             yield
 
 
-def make_table(title: str, *columns: str, right: tuple[str, ...] = (), gap: int = 3) -> Table:
+def make_table(*columns: str, right: tuple[str, ...] = (), gap: int = 3) -> Table:
     """An empty table as all commands draw it; ``right`` are the columns of numbers, ``gap`` the space between columns."""
-    padding = (0, (gap - 1) // 2)
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=padding)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, (gap - 1) // 2))
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table
+
+
+def titled(title: str, table: Table) -> Group:
+    """A table under a title, which may be wider than the table."""
+    return Group(Text(title, style="bold"), table)

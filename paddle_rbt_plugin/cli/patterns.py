@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
-from paddle_rbt_plugin.cli.output import Output, make_table
+from paddle_rbt_plugin.cli.output import Output, make_table, titled
 from paddle_rbt_plugin.plugins import PluginRow, PluginWarning, load_plugins
 
 _STYLES = {"active": "green", "broken": "red", "blocked": "yellow"}
@@ -30,12 +30,12 @@ def _source(row: PluginRow) -> str:
     return f"{row.distribution} {row.version}".rstrip()
 
 
-def _table(source: str, rows: Sequence[PluginRow]) -> Table:
-    table = make_table(source, "pattern", "state", "entry point")
+def _table(source: str, rows: Sequence[PluginRow]) -> RenderableType:
+    table = make_table("pattern", "state", "entry point")
     for row in rows:
         _, _, module = row.entry_point.partition(" = ")
         table.add_row(row.name, Text(row.state, style=_STYLES[row.state]), module)
-    return table
+    return titled(source, table)
 
 
 def _problem(row: PluginRow) -> Text:

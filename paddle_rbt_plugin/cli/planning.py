@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table
 
 from paddle_rbt_plugin.cli.model import model_graph
-from paddle_rbt_plugin.cli.output import Output, make_table
+from paddle_rbt_plugin.cli.output import Output, make_table, titled
 from paddle_rbt_plugin.cluster import Cluster, parse_cluster
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.plan.explain import (
@@ -100,8 +99,8 @@ def _tables(model: str, plan: Plan, top: int) -> Iterator[RenderableType]:
     yield from (f"note: {line}" for line in plan.notes)
 
 
-def _winner(model: str, plan: Plan) -> Table:
-    table = make_table(f"{model} on {Cluster.from_dict(plan.cluster)}", "plan", spell_candidate(decision(plan)))
+def _winner(model: str, plan: Plan) -> RenderableType:
+    table = make_table("plan", spell_candidate(decision(plan)))
     rows = {
         "global batch": f"{plan.global_batch} in {plan.accumulate_steps} accumulation steps, {plan.precision}",
         "step time": spell_seconds(plan.estimate.step_time_s),
@@ -110,17 +109,17 @@ def _winner(model: str, plan: Plan) -> Table:
     }
     for name, value in rows.items():
         table.add_row(name, value)
-    return table
+    return titled(f"{model} on {Cluster.from_dict(plan.cluster)}", table)
 
 
-def _candidates(plan: Plan, top: int) -> Table:
+def _candidates(plan: Plan, top: int) -> RenderableType:
     """The best candidates; of the choices beyond the degrees only those that one of them makes."""
     shown = plan.candidates[:top]
     spelled = [{name: spell(c) for name, spell in _CHOICES.items()} for c in shown]
     made = [name for name in _CHOICES if any(row[name] for row in spelled)]
-    columns = ("pp", "dp", "mp", "micro batch", *made, "time", "slower", "memory")
-    title = f"the best {len(shown)} of {len(plan.candidates)} candidates that fit"
-    table = make_table(title, *columns, right=columns, gap=1 if len(made) > 2 else 3)
+    names = ("pp", "dp", "mp", "micro batch", *made, "time", "slower", "memory")
+    columns = tuple(name.replace(" ", "\n") for name in names)  # two lines of headings, else they decide the widths
+    table = make_table(*columns, right=columns, gap=1 if len(made) > 2 else 3)
     for candidate, row in zip(shown, spelled, strict=True):
         slower = candidate["step_time_s"] / plan.estimate.step_time_s - 1
         table.add_row(
@@ -130,18 +129,18 @@ def _candidates(plan: Plan, top: int) -> Table:
             f"{slower:.1%}" if slower else "",
             spell_bytes(candidate["peak_memory_bytes"]),
         )
-    return table
+    return titled(f"the best {len(shown)} of {len(plan.candidates)} candidates that fit", table)
 
 
-def _rejected(plan: Plan) -> Table:
-    table = make_table(f"{len(plan.rejected)} rejected", "count", "nearest candidate", "reason", right=("count",))
+def _rejected(plan: Plan) -> RenderableType:
+    table = make_table("count", "nearest candidate", "reason", right=("count",))
     for group in group_rejected(plan.rejected):
         table.add_row(str(group.count), spell_candidate(group.candidate), group.reason)
-    return table
+    return titled(f"{len(plan.rejected)} rejected", table)
 
 
-def _patterns(plan: Plan) -> Table:
-    table = make_table("patterns", "pattern", "matches", "distribution", "version", right=("matches",))
+def _patterns(plan: Plan) -> RenderableType:
+    table = make_table("pattern", "matches", "distribution", "version", right=("matches",))
     for name, row in plan.patterns.items():
         table.add_row(name, str(row["matches"]), str(row["distribution"]), str(row["version"]))
-    return table
+    return titled("patterns", table)

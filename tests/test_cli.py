@@ -1,0 +1,280 @@
+"""The command line: what it prints where, and how it ends."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from paddle_rbt_plugin.cli.main import cli
+from paddle_rbt_plugin.plan.plan import Plan
+
+MODEL = "arch: gpt\nlayers: 2\nhidden: 64\nffn: 256\nheads: 4\nvocab: 128\nseq: 32\n"
+PLAN = ("--cluster", "1x4:A100-80G", "--global-batch", "16")
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, list(map(str, arguments)), prog_name="paddle-rbt")
+
+
+def command(*arguments, **environment):
+    """A real process: exit code, stdout and stderr as a shell sees them."""
+    return subprocess.run(
+        [sys.executable, "-m", "paddle_rbt_plugin", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(MODEL)
+    return path
+
+
+# --- help and wrong usage
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_the_help_of_every_command_shows_examples(name):
+    result = run(name, "--help")
+    assert result.exit_code == 0
+    assert f"Examples:\n    paddle-rbt {name}" in result.stdout
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_every_command_has_the_common_options(name):
+    assert {"--json", "--quiet", "--verbose", "--no-color"} <= {o for p in cli.commands[name].params for o in p.opts}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["explan"], "no command 'explan'; did you mean 'explain'?"),
+        (["xyz"], "no command 'xyz'; choose from "),
+        (["plan"], "Missing argument 'MODEL'"),
+        (["plan", "gpt3-1.3b", "--global-batch", "8"], "Missing option '--cluster'"),
+        (["plan", "gpt3-1.3b", *PLAN, "--set", "mp"], "'mp' is not of the form key=value, such as mp=2"),
+        (["plan", "gpt3-1.3b", *PLAN, "--set", "mp=1,"], "'mp=1,' is not of the form key=value"),
+        (["plan", "gpt3-1.3b", *PLAN, "--presicion", "bf16"], "--precision"),
+        (["plan", "gpt3-1.3b", "--cluster", "1x8:H100", "--global-batch", "0"], "0 is not in the range x>=1"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2_with_what_would_be_right(arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gpt3-1.3B", *PLAN], "no model is named 'gpt3-1.3B'; did you mean gpt3-1.3b"),
+        (["SMALL", "--cluster", "1x8:A100-81G", "--global-batch", "8"], "A100-80G"),
+        (["SMALL", "--cluster", "eight gpus", "--global-batch", "8"], "eight gpus"),
+        (["SMALL", *PLAN, "--set", "micro_bach=2"], "unknown dimension 'micro_bach'; did you mean 'micro_batch'?"),
+        (["SMALL", *PLAN, "--set", "mp=zwei"], "mp must be a whole number of at least 1, not 'zwei'"),
+        (["SMALL", *PLAN, "--level", "o9"], "unknown level 'o9'; choose 'o1'"),
+        (["SMALL", *PLAN, "--cost-model", "guess"], "unknown cost_model 'guess'; choose 'analytic'"),
+        (["SMALL", *PLAN, "--no-plugin", "qvk"], "cannot block 'qvk'"),
+        (["SMALL", *PLAN, "--set", "mp=3"], "search_space allows mp 3 only"),
+        (["SMALL", "--cluster", "1x4:V100-16G", "--global-batch", "8", "--precision", "bf16"], "V100-16G has no bf16"),
+        (["SMALL", *PLAN, "--save", "/nowhere/plan.json"], "cannot be saved to '/nowhere/plan.json'"),
+    ],
+)
+def test_a_tuner_error_is_exit_code_1_with_one_message(arguments, message, model):
+    result = run("plan", *(model if a == "SMALL" else a for a in arguments))
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+def test_ctrl_c_is_exit_code_130(monkeypatch, model):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paddle_rbt_plugin.cli.planning.tune_graph", interrupt)
+    result = run("plan", model, *PLAN)
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1] == "interrupted"
+
+
+# --- plan
+
+
+def test_a_plan_shows_winner_candidates_rejected_and_patterns(model):
+    result = run("plan", model, *PLAN, "--set", "pp=1", "--set", "mp=1,2", "--top", 3)
+    assert result.exit_code == 0
+    for text in ("step time", "TFLOP/s per device", "MiB", "the best 3 of ", "rejected", "ffn", "qkv", "paddle-rbt-plugin"):
+        assert text in result.stdout
+    assert "search_space allows" in result.stdout
+
+
+def test_a_plan_as_json_follows_the_contract(model):
+    data = json.loads(run("plan", model, *PLAN, "--set", "mp=2", "--set", "pp=1", "--json").stdout)
+    assert data["degrees"] == {"pp": 1, "dp": 2, "mp": 2}
+    for key in (
+        "schema",
+        "signature",
+        "level",
+        "stages",
+        "tensors",
+        "estimate",
+        "rejected",
+        "patterns",
+        "unmatched",
+        "cluster",
+    ):
+        assert key in data
+    assert Plan.from_dict(data).to_dict() == data
+
+
+@pytest.mark.parametrize(
+    ("assignment", "allowed"),
+    [("micro_batch=1,2", {1, 2}), ("recompute=full", {"full"}), ("sequence_parallel=False", {False})],
+)
+def test_values_that_are_set_are_kept(assignment, allowed, model):
+    key = assignment.partition("=")[0]
+    data = json.loads(run("plan", model, *PLAN, "--set", assignment, "--json").stdout)
+    assert {candidate[key] for candidate in data["candidates"]} <= allowed
+
+
+def test_auto_leaves_the_choice_to_the_tuner(model):
+    free, auto = (run("plan", model, *PLAN, *extra, "--json").stdout for extra in ([], ["--set", "recompute=auto"]))
+    assert free == auto
+
+
+@pytest.mark.parametrize(("cluster", "precision"), [("1x4:A100-80G", "bf16"), ("1x4:V100-16G", "fp16"), ("1x4:CPU", "fp32")])
+def test_the_precision_is_the_best_that_the_devices_gain_by(cluster, precision, model):
+    data = json.loads(run("plan", model, "--cluster", cluster, "--global-batch", 16, "--json").stdout)
+    assert data["precision"] == precision
+
+
+def test_a_blocked_plugin_matches_nothing(model):
+    data = json.loads(run("plan", model, *PLAN, "--no-plugin", "ffn", "--json").stdout)
+    assert "ffn" not in data["patterns"]
+    assert "qkv" in data["patterns"]
+
+
+def test_a_saved_plan_explains_itself(model, tmp_path):
+    path = tmp_path / "plan.json"
+    assert run("plan", model, *PLAN, "--set", "mp=2", "--save", path, "--quiet").stderr == ""
+    text = run("explain", path).stdout
+    assert text == Plan.load(path).explain()
+    tensor = "gpt.layers.0.ffn.up_proj.weight"
+    assert run("explain", path, "--tensor", tensor).stdout == Plan.load(path).explain(tensor)
+    data = json.loads(run("explain", path, "--json").stdout)
+    assert data["candidate"]["mp"] == 2
+    assert json.loads(run("explain", path, "--tensor", tensor, "--json").stdout)["dims"] == [None, "mp"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "No such file"), ("plan", "is not JSON"), ("{}", "is not a plan"), ('{"schema": 9}', "schema 9")],
+)
+def test_a_file_that_is_no_plan_is_exit_code_1(content, message, tmp_path):
+    path = tmp_path / "plan.json"
+    if content is not None:
+        path.write_text(content)
+    result = run("explain", path)
+    assert result.exit_code == 1
+    assert message in result.stderr
+
+
+# --- patterns
+
+
+def test_patterns_lists_the_reference_patterns_with_their_source():
+    rows = {row["name"]: row for row in json.loads(run("patterns", "--json").stdout)["patterns"]}
+    for name in ("qkv", "row_matmul", "ffn", "shared_word_embedding", "position_embedding", "unsqueeze_data", "reshape_data"):
+        assert rows[name]["state"] == "active"
+        assert rows[name]["distribution"] == "paddle-rbt-plugin"
+        assert rows[name]["entry_point"] == f"{name} = paddle_rbt_patterns.{name}"
+
+
+def test_a_blocked_pattern_says_by_what():
+    result = run("patterns", "--no-plugin", "qkv")
+    assert "qkv of paddle-rbt-plugin 0.1.0 is blocked: blocked by name" in result.stdout
+
+
+@pytest.fixture
+def broken_plugin(tmp_path):
+    """An installed distribution whose plugin raises at import; gives the directory to put on PYTHONPATH."""
+    (tmp_path / "rbt_broken.py").write_text('raise RuntimeError("boom at import")\n')
+    info = tmp_path / "rbt_broken-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rbt-broken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[paddle_rbt]\nbroken_one = rbt_broken\n")
+    return str(tmp_path)
+
+
+def test_a_broken_plugin_is_listed_with_its_reason_and_exit_code_0(broken_plugin):
+    result = command("patterns", PYTHONPATH=broken_plugin)
+    assert result.returncode == 0
+    assert "broken_one of rbt-broken 1.0 is broken: RuntimeError: boom at import" in result.stdout
+
+
+def test_planning_goes_on_without_a_broken_plugin_and_warns(broken_plugin, model):
+    result = command("plan", model, *PLAN, "--json", PYTHONPATH=broken_plugin)
+    assert result.returncode == 0
+    json.loads(result.stdout)
+    assert "warning: plugin 'broken_one' of rbt-broken 1.0 is left out: RuntimeError: boom at import" in result.stderr
+
+
+# --- how it is printed
+
+
+def test_tables_fit_80_columns_when_piped(model):
+    for arguments in (["plan", model, *PLAN], ["patterns"]):
+        assert max(map(len, command(*arguments, COLUMNS="").stdout.splitlines())) <= 80
+
+
+def test_a_pipe_gets_neither_colours_nor_progress(model):
+    result = command("plan", model, *PLAN, "--verbose")
+    assert "\x1b" not in result.stdout + result.stderr
+
+
+def test_colours_are_for_terminals_and_can_be_turned_off():
+    def styles(*arguments, **environment):
+        return set(re.findall(r"\x1b\[[\d;]+m", command("patterns", *arguments, FORCE_COLOR="1", **environment).stdout))
+
+    assert "\x1b[32m" in styles()
+    assert "\x1b[32m" not in styles(NO_COLOR="1")
+    assert styles("--no-color") == set()
+
+
+def test_quiet_leaves_the_result_alone(model, tmp_path):
+    loud, quiet = (run("plan", model, *PLAN, "--save", tmp_path / "p.json", *extra) for extra in ([], ["--quiet"]))
+    assert loud.stdout == quiet.stdout
+    assert "plan saved to" in loud.stderr
+    assert quiet.stderr == ""
+
+
+def test_a_model_that_nothing_matches_is_planned_with_a_warning(model):
+    names = {row["name"] for row in json.loads(run("patterns", "--json").stdout)["patterns"]}
+    result = run("plan", model, *PLAN, "--json", *(a for name in names for a in ("--no-plugin", name)))
+    assert json.loads(result.stdout)["degrees"] == {"pp": 1, "dp": 4, "mp": 1}
+    assert "warning: no pattern matches this model" in result.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_nothing_half_written(tmp_path):
+    path = tmp_path / "plan.json"
+    arguments = ["plan", "gpt3-175b", "--cluster", "128x8:A100-80G", "--global-batch", "1536", "--save", str(path)]
+    process = subprocess.Popen([sys.executable, "-m", "paddle_rbt_plugin", *arguments], stdout=-1, stderr=-1, text=True)
+    time.sleep(3.5)  # Paddle is imported by now, and the search needs longer
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert err.splitlines()[-1] == "interrupted"
+    assert list(tmp_path.iterdir()) == []
