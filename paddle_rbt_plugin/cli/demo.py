@@ -97,7 +97,7 @@ def find_plan(processes: int, fixed: dict[str, Any]) -> Plan:
 
 def choose_way(plan: Plan) -> tuple[Way, str]:
     """How the plan is trained, and why so."""
-    if paddle.base.core.is_compiled_with_cuda():
+    if paddle.is_compiled_with_cuda():
         return "dygraph", "in dygraph: static programs of a Paddle built for GPUs do not communicate between CPU processes"
     if sum(n > 1 for n in plan.degrees.values()) > 1:
         return "dygraph", "in dygraph: static programs of Paddle compute wrong numbers on CPU when two axes are active"

@@ -38,7 +38,7 @@ class Processes:
         with (self._directory / "launch.log").open("wb") as log:
             # A session of its own, so that Ctrl-C reaches this process only, which then ends the others.
             self._launcher = subprocess.Popen(
-                command, stdout=log, stderr=log, env=_environment(self.count), start_new_session=True
+                command, stdout=log, stderr=log, env=_environment(self.count, self._temporary.name), start_new_session=True
             )
 
     def __enter__(self) -> Processes:
@@ -87,12 +87,13 @@ class Processes:
         return f" The end of {name}:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def _environment(processes: int) -> dict[str, str]:
+def _environment(processes: int, directory: str) -> dict[str, str]:
     """This process's environment, less what another launcher may have left in it."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("PADDLE_")}
     root = str(Path(__file__).parents[2])
     return kept | {
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes)),
         "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
+        "TMPDIR": directory,  # what a process that is killed leaves there goes with it
         "PYTHONSAFEPATH": "1",  # the modules beside the script are not top-level modules
     }

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import paddle
@@ -110,12 +111,9 @@ def main(way: str, directory: str, steps: str) -> None:
     paddle.set_device("cpu")
     dist.init_parallel_env()
     plan = Plan.load(plan_path)
-    ways = {
-        "static": lambda: train_static(int(steps), plan, str(plan_path)),
-        "dygraph": lambda: train_dygraph(int(steps), plan),
-    }
+    train = train_dygraph if way == "dygraph" else partial(train_static, path=str(plan_path))
     with Path(directory, "losses").open("w") if rank == "0" else Path(os.devnull).open("w") as file:
-        for loss in ways[way]():
+        for loss in train(int(steps), plan):
             print(json.dumps(loss), file=file, flush=True)
     Path(directory, f"done.{rank}").touch()
 

@@ -181,6 +181,27 @@ def patterns(output: Output, blocked: tuple[str, ...]) -> None:
 
 
 @cli.command()
+@click.option("--runs", required=True, type=click.Path(), metavar="FILE.csv", help="Table of training runs, one per row.")
+@_with_output
+def estimate(output: Output, runs: str) -> None:
+    """Predict step time and peak memory of every training run in a table.
+
+    Columns, in any order, where empty means the default and others are ignored: id, gpu, gpus, gpus_per_node (8), layers,
+    hidden, ffn (4 x hidden), heads, kv_heads (heads), vocab, seq, arch (gpt, or llama), tp, pp, dp, cp, sharding (none, or
+    stage1 to stage3), vpp, mbs, gbs, precision (fp16, bf16, fp32), recompute (none, selective, full), seq_parallel (0, 1),
+    inter_node_GBps (of a machine, in one direction).
+
+    \b
+    Examples:
+      paddle-rbt estimate --runs runs.csv
+      paddle-rbt estimate --runs runs.csv --json
+    """
+    from paddle_rbt_plugin.cli.estimating import estimate_file
+
+    estimate_file(output, runs)
+
+
+@cli.command()
 @click.option("--processes", type=click.IntRange(2), default=2, show_default=True, help="CPU processes to train with.")
 @_set
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="AdamW steps.")

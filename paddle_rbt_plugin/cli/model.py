@@ -15,6 +15,7 @@ import paddle
 from paddle_rbt_plugin.errors import ModelError, TunerError
 from paddle_rbt_plugin.graph import Graph, read_program
 from paddle_rbt_plugin.handover.configs import config_graph
+from paddle_rbt_plugin.handover.saved import load_program
 from paddle_rbt_plugin.handover.trace import trace_layer, with_batch
 from paddle_rbt_plugin.models import config_names, load_config, named_config
 
@@ -42,7 +43,7 @@ def model_graph(reference: str, batch: int, seq: int | None = None) -> Graph:
     if ":" in reference:
         return _function_graph(reference, batch)
     if reference.endswith(".json") or Path(reference).is_file():
-        return read_program(_saved_program(reference))
+        return read_program(load_program(reference))
     raise ModelError(_unknown(reference))
 
 
@@ -50,21 +51,6 @@ def _unknown(reference: str) -> str:
     near = difflib.get_close_matches(reference, config_names(), 3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"the published ones are {', '.join(config_names())}"
     return f"no model is named {reference!r}; {hint} (MODEL is {KINDS})"
-
-
-def _saved_program(path: str) -> Any:
-    """The program in a file of ``paddle.jit.save`` or ``paddle.static.save``; reading it executes nothing."""
-    program = paddle.static.Program()
-    try:
-        Path(path).open("rb").close()
-        paddle.base.core.deserialize_pir_program(path, program)
-    except OSError as error:
-        raise ModelError(f"the program {path!r} cannot be read: {error.strerror}") from error
-    except (RuntimeError, ValueError) as error:
-        raise ModelError(
-            f"{path!r} is not a PIR program as paddle.static.save writes it (.json): {_first_line(error)}"
-        ) from error
-    return program
 
 
 def _function_graph(reference: str, batch: int) -> Graph:
