@@ -197,11 +197,14 @@ def _cut(placement: Placement, shape: Dims) -> Placement:
 
 
 def _along_the_batch(operands: Sequence[Operand], results: Sequence[Dims]) -> tuple[list[Placement], list[Placement]]:
-    """Without a rule nothing is known of an op but that it may treat the samples of a batch alike: a first dimension that
-    all tensors share stays sharded, all else is gathered."""
-    shapes = [*(o.shape for o in operands), *results]
-    first = {o.placement.dims_mapping[0] if o.shape else -1 for o in operands}
-    shared = len(first) == 1 and len({shape[0] if shape else 0 for shape in shapes}) == 1
-    axis = first.pop() if shared else -1
-    kept = [Placement((axis, *(-1,) * (len(s) - 1)) if s else ()) for s in shapes]
-    return kept[: len(operands)], kept[len(operands) :]
+    """Without a rule nothing is known of an op but that it treats the samples of a batch alike: the first dimension of its
+    first operand stays sharded if every result has it too; all else is gathered."""
+    first = operands[0]
+    batch = first.shape[:1]
+    axis = first.placement.dims_mapping[0] if batch and all(shape[:1] == batch for shape in results) else -1
+    needs = [_led_by(axis if o.placement.dims_mapping[:1] == (axis,) else -1, o.shape) for o in operands]
+    return needs, [_led_by(axis, shape) for shape in results]
+
+
+def _led_by(axis: int, shape: Dims) -> Placement:
+    return Placement((axis, *(-1,) * (len(shape) - 1)) if shape else ())

@@ -91,7 +91,7 @@ def _stand_ins() -> dict[str, Callable]:
     table: dict[str, Callable] = {name: functools.partial(_unary, name) for name in _UNARY}
     table |= {name: functools.partial(_binary, type_) for name, type_ in _BINARY.items()}
     table |= {name: functools.partial(_logical, name) for name in _LOGICAL}
-    table |= {"matmul": _matmul, "bmm": _bmm, "gelu": _gelu, "sum": _sum}
+    table |= {"matmul": _matmul, "bmm": _bmm, "gelu": _gelu, "sum": _sum, "expand_as": _expand_as}
     return table | {"tril": functools.partial(_triangle, True), "triu": functools.partial(_triangle, False)}
 
 
@@ -117,6 +117,10 @@ def _bmm(x: Any, y: Any, name: str | None = None) -> Any:
 
 def _gelu(x: Any, approximate: bool | str = False, name: str | None = None) -> Any:
     return _append("gelu", {"X": x}, {"approximate": approximate in (True, "tanh")})
+
+
+def _expand_as(x: Any, y: Any, name: str | None = None) -> Any:
+    return _append("expand_as_v2", {"X": x, "Y": y}, {"target_shape": list(y.shape)})
 
 
 def _sum(x: Any, axis: Any = None, dtype: Any = None, keepdim: bool = False, name: str | None = None) -> Any:

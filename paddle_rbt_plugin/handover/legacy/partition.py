@@ -12,6 +12,7 @@ from paddle.distributed.auto_parallel.static.completion import Completer
 from paddle.distributed.auto_parallel.static.dist_context import DistributedContext
 from paddle.distributed.auto_parallel.static.partitioner import Partitioner
 from paddle.distributed.auto_parallel.static.reshard import Resharder
+from paddle.utils import unique_name
 
 from paddle_rbt_plugin.graph.legacy import LegacyGraph
 from paddle_rbt_plugin.handover.legacy.annotate import annotate, check_completed
@@ -55,7 +56,7 @@ class LegacyParallelizer:
         )
         optimizer = copy.deepcopy(context.serial_optimizer)  # it makes the accumulators of a parameter only once
         building = paddle.static.program_guard(main, startup)
-        with building, main.switch_name_generator_guard("opt_"), legacy_static_ops():
+        with building, unique_name.guard("opt_"), legacy_static_ops():
             optimizer.apply_gradients(pairs)
         self.completer.complete_update_annotation(main)
         Resharder(main, startup, rank, context, pairs).reshard()
