@@ -7,12 +7,13 @@ from collections import Counter
 
 import paddle
 import pytest
-from partitioned import PartitionedOp, collectives, computing_ops, partition
+from partitioned import PartitionedOp, computing_ops
 
 from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.completion import Completion, Placement
 from paddle_rbt_plugin.completion.work import Kernel, Value
 from paddle_rbt_plugin.handover.replay import annotate
+from paddle_rbt_plugin.handover.structure import compare, handed_over, partition, predicted
 from paddle_rbt_plugin.handover.trace import Trace, trace_layer
 from paddle_rbt_plugin.models import GPTConfig, LlamaConfig, build, input_spec
 from paddle_rbt_plugin.plugins import load_plugins
@@ -58,7 +59,7 @@ class Model:
         program = self.trace.program.clone()
         graph = self.trace.graph
         annotate(program, mesh, {t.name: self.analysis.placement(t, mesh) for t in graph.tensors if t.kind != "var"})
-        return partition(program, self.parameters)
+        return program, partition(program, self.parameters)
 
 
 @pytest.fixture(scope="module")
@@ -91,15 +92,6 @@ def kernels(completion: Completion, phase: str) -> list[Kernel]:
     return [k for work in completion.work for k in (work.forward if phase == "forward" else work.backward)]
 
 
-def counted(completion: Completion) -> Counter[tuple[str, str, str, int]]:
-    count: Counter[tuple[str, str, str, int]] = Counter()
-    for work in completion.work:
-        own = [c for k in (*work.forward, *work.backward) for c in k.collectives]
-        for c in (*own, *work.gradient_syncs):
-            count[(c.phase, c.kind, c.axis, c.value.local_numel(completion.mesh, 1))] += 1
-    return count
-
-
 @pytest.mark.parametrize("name", MESHES)
 def test_every_forward_op_of_gpt_lies_as_in_the_partitioned_program(gpt: Model, name: str) -> None:
     mesh = mesh_of(name)
@@ -117,9 +109,27 @@ def test_the_backward_ops_of_gpt_are_those_of_the_partitioned_program(gpt: Model
 
 
 @pytest.mark.parametrize("name", MESHES)
-def test_the_collectives_of_gpt_are_those_of_the_partitioned_program(gpt: Model, name: str) -> None:
+def test_collectives_bytes_and_flop_of_gpt_are_those_of_the_handed_over_program(gpt: Model, name: str) -> None:
     mesh = mesh_of(name)
-    assert counted(gpt.analysis.complete(mesh)) == collectives(*gpt.partitioned(mesh), mesh)
+    assert compare(predicted(gpt.trace.graph, gpt.analysis.complete(mesh)), handed_over(*gpt.partitioned(mesh), mesh)) == []
+
+
+@pytest.mark.parametrize("name", ["dp8", "mp8", "dp2 x mp4", "mp2 x dp4"])
+def test_the_evaluation_program_is_predicted_as_well(gpt: Model, name: str) -> None:
+    mesh, graph = mesh_of(name), gpt.trace.graph
+    analysis = analyse(graph, load_plugins().patterns, train=False)
+    program = gpt.trace.program.clone()
+    annotate(program, mesh, {t.name: analysis.placement(t, mesh) for t in graph.tensors if t.kind != "var"})
+    found = handed_over(program, partition(program, None), mesh)
+    assert compare(predicted(graph, analysis.complete(mesh), train=False), found) == []
+
+
+def test_a_wrong_prediction_is_found(gpt: Model) -> None:
+    found = handed_over(*gpt.partitioned(mesh_of("mp2")), mesh_of("mp2"))
+    lines = compare(predicted(gpt.trace.graph, gpt.analysis.complete(mesh_of("dp2"))), found)
+    assert any("all_reduce along mp" in line for line in lines)
+    assert any("parameter bytes" in line for line in lines)
+    assert any("local shape" in line for line in lines)
 
 
 @pytest.mark.parametrize("name", ["dp2 x mp2", "mp4", "dp4 x mp2", "mp2 x dp4"])
@@ -133,20 +143,7 @@ def test_llama_is_completed_as_it_is_partitioned(llama: Model, name: str) -> Non
     assert forward == [op for op in ops if op.phase == "forward" and op.type not in constant]
     backward = Counter(as_op(k, axes) for k in kernels(completion, "backward"))
     assert backward == Counter(op for op in ops if op.phase == "backward" and op.type != "full_like")
-    assert counted(completion) == collectives(program, gradients, mesh)
-
-
-def test_local_parameter_shapes_are_those_of_the_partitioned_program(gpt: Model) -> None:
-    mesh = mesh_of("dp2 x mp4")
-    params = [v for work in gpt.analysis.complete(mesh).work for v in work.params]
-    local = {v.name: v.local_shape(mesh, 1) for v in params}
-    program, _ = gpt.partitioned(mesh)
-    theirs = {
-        op.attrs()["parameter_name"]: tuple(op.result(0)._local_shape)
-        for op in program.global_block().ops
-        if op.name() == "builtin.parameter" and op.attrs()["parameter_name"] in local
-    }
-    assert theirs == local
+    assert compare(predicted(llama.trace.graph, completion), handed_over(program, gradients, mesh)) == []
 
 
 def test_equal_layers_share_their_work(gpt: Model) -> None:
