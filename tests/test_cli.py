@@ -230,6 +230,46 @@ def test_planning_goes_on_without_a_broken_plugin_and_warns(broken_plugin, model
     assert "warning: plugin 'broken_one' of rbt-broken 1.0 is left out: RuntimeError: boom at import" in result.stderr
 
 
+# --- estimate
+
+
+RUNS = """id,gpu,gpus,layers,hidden,heads,vocab,seq,tp,pp,dp,mbs,gbs,precision
+one,A100-80G,8,4,256,4,512,128,2,1,4,2,32,bf16
+two,A100-80G,8,4,256,4,512,128,1,2,4,1,32,bf16
+"""
+
+
+def test_estimate_predicts_every_run_in_the_order_of_the_file(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text(RUNS)
+    runs = json.loads(run("estimate", "--runs", path, "--json").stdout)["runs"]
+    assert [r["id"] for r in runs] == ["one", "two"]
+    for r in runs:
+        assert r["step_time_s"] == pytest.approx(sum(r["time"].values()))
+        assert r["peak_memory_bytes"] == pytest.approx(sum(r["memory"].values()), abs=len(r["memory"]))
+        assert r["fits"] is True
+        assert r["tflops_per_gpu"] > 0
+    table = run("estimate", "--runs", path).stdout
+    assert "2 runs of " in table
+    assert "step time" in table
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("gpus", "cards"), "lacks the columns gpus"),
+        ((",8,", ",9,"), "tp x pp x dp x cp"),
+        (("A100-80G", "A100-81G"), "A100-80G"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_exit_code_1(change, message, tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text(RUNS.replace(*change))
+    result = run("estimate", "--runs", path)
+    assert result.exit_code == 1
+    assert message in result.stderr
+
+
 # --- how it is printed
 
 
