@@ -15,7 +15,14 @@ _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
 
 def is_enabled(tuning: Any) -> bool:
     """True when ``strategy.tuning`` asks for this tuner; ``enable`` without ``pass_name`` keeps Paddle's own meaning."""
-    return bool(tuning is not None and tuning.enable and getattr(tuning, "pass_name", None) == PASS_NAME)
+    return bool(tuning is not None and tuning.enable and _field(tuning, "pass_name") == PASS_NAME)
+
+
+def _field(tuning: Any, name: str) -> Any:
+    """A field of ``strategy.tuning``. A strategy made from a dict before this package was imported did not take over the
+    fields that Paddle does not know, but it keeps the dict."""
+    value = getattr(tuning, name, None)
+    return (tuning._config_dict or {}).get(name) if value is None else value
 
 
 def settings_of(tuning: Any) -> Settings:
@@ -28,7 +35,7 @@ def settings_of(tuning: Any) -> Settings:
             near = difflib.get_close_matches(name, sorted(known), 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise TunerError(f"strategy.tuning has no field {name!r}{hint}")
-    return Settings.from_mapping({name: getattr(tuning, name, None) for name in Settings.names()})
+    return Settings.from_mapping({name: _field(tuning, name) for name in Settings.names()})
 
 
 def precision_of(strategy: Any) -> str:
