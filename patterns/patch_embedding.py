@@ -16,7 +16,7 @@ class PatchEmbedding(Pattern):
         image = g.data("image", ndim=4)
         patches = g.op({"conv2d", "conv2d_bias"}, g.cast(image), g.cast(g.param("weight", ndim=4)))
         if g.choose("bias", "no bias") == "bias":
-            g.op("add", patches, g.chain({"reshape", "cast"}, g.param("bias", ndim=1), at_most=2))
+            g.op("add", g.cast(patches), g.chain({"reshape", "cast"}, g.param("bias", ndim=1), at_most=2))
 
     shard = {
         "image": ("dp", None, None, None),

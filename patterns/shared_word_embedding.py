@@ -20,7 +20,8 @@ class SharedWordEmbedding(Pattern):
             logits = g.op("matmul", g.cast(x), g.cast(weight), attrs={"transpose_y": True})
         else:
             logits = g.op("matmul", g.cast(x), g.op("transpose", g.cast(weight)), attrs=lambda a: not a.get("transpose_y"))
-        g.optional("add", logits, g.param("bias", ndim=1))
+        if g.choose("bias", "no bias") == "bias":
+            g.op("add", g.cast(logits), g.cast(g.param("bias", ndim=1)))
 
     shard = {
         "ids": ("dp", ...),

@@ -15,9 +15,11 @@ CONTAINER_OPS = ("builtin.combine", "builtin.split", "builtin.slice")
 SINK_OPS = ("builtin.shadow_output", "builtin.set_parameter")
 CONSTANT_OPS = ("pd_op.full_int_array", "pd_op.full")
 _CONTROL_FLOW = ("pd_op.if", "pd_op.while", "pd_op.pylayer", "cf.")
+# Numbers of the recomputed regions, with which ``recompute`` in a model marks its ops.
+RECOMPUTE_MARKS = ("fwd_recompute_id", "bwd_recompute_id")
 # Attributes that say nothing about what an op computes.
 _BOOKKEEPING = frozenset(
-    {"stop_gradient", "op_callstack", "struct_name", "op_role", "chunk_id", "place", "is_persistable", "op_dist_attr",
+    {"stop_gradient", "op_callstack", "struct_name", "op_role", "chunk_id", "place", "is_persistable", "op_dist_attr", *RECOMPUTE_MARKS,
      "persistable", "is_persisable", "mkldnn_data_type", "onednn_data_type", "use_mkldnn", "use_quantizer"}
 )  # fmt: skip
 _FORWARD_ROLES = (-1, 0, 256)  # unset, OpRole.Forward, OpRole.Forward | OpRole.Loss

@@ -15,7 +15,7 @@ from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.oracle import set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import UnsupportedProgram
-from paddle_rbt_plugin.graph.pir import CONTAINER_OPS, SINK_OPS, plain_attrs
+from paddle_rbt_plugin.graph.pir import CONTAINER_OPS, RECOMPUTE_MARKS, SINK_OPS, plain_attrs
 from paddle_rbt_plugin.handover.rewrite import build_op
 
 LEAVES = {"builtin.parameter": "parameter_name", "pd_op.data": "name"}
@@ -68,6 +68,9 @@ def rebuild(op: Any, mesh: ProcessMesh) -> None:
     for new in built:
         if op.has_attr("struct_name"):
             new.set_str_attr("struct_name", op.attrs()["struct_name"])
+        for mark in RECOMPUTE_MARKS:
+            if op.has_attr(mark):
+                new.set_int_attr(mark, op.attrs()[mark])
         new.op_role = op.op_role
     for old_result, new_result in zip(_results(op), _results(built[-1]), strict=True):
         new_result.stop_gradient = old_result.stop_gradient

@@ -175,15 +175,14 @@ class Builder:
 
     def linear(self, x: TensorNode, weight: TensorNode, bias: TensorNode | None = None) -> TensorNode:
         """``x @ weight``, plus ``bias`` where the program adds it: a Linear layer whose weight is [in, out]. Mixed precision
-        may cast each operand first."""
+        may cast every tensor on the way."""
         x, weight = self.cast(x), self.cast(weight)
         h = self.op("matmul", x, weight, attrs=lambda a: not a.get("transpose_x") and not a.get("transpose_y"))
-        if bias is None:
-            return h
-        if self.choose(True, False):
-            return self.op("add", h, self.cast(bias))
-        self._released.add(self._own(bias))
-        return h
+        if bias is not None and self.choose(True, False):
+            h = self.op("add", self.cast(h), self.cast(bias))
+        elif bias is not None:
+            self._released.add(self._own(bias))
+        return self.cast(h)
 
     def cast(self, x: TensorNode) -> TensorNode:
         """``x`` in another dtype, or ``x`` itself: what mixed precision makes of an operand. ``x`` is what comes before the

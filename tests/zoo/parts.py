@@ -44,7 +44,7 @@ def causal_mask(seq):
 
 def token_loss(logits, labels):
     """Mean cross entropy of [batch, seq, vocabulary] and [batch, seq]."""
-    return paddle.mean(F.cross_entropy(logits, paddle.unsqueeze(labels, 2), reduction="none"))
+    return paddle.mean(F.cross_entropy(paddle.cast(logits, "float32"), paddle.unsqueeze(labels, 2), reduction="none"))
 
 
 class RMSNorm(nn.Layer):
