@@ -6,7 +6,6 @@ On Paddle 2.6 the flag changes nothing, for there is no other IR. In a process t
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -15,7 +14,8 @@ import pytest
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-IS_LEGACY = os.environ.get("FLAGS_enable_pir_api") == "0" or paddle.__version__.startswith("2.")
+FLAG = "FLAGS_enable_pir_api"
+IS_LEGACY = not paddle.get_flags(FLAG)[FLAG]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -90,4 +90,4 @@ def test_d11_a_model_without_any_match_is_data_parallel_and_says_so() -> None:
         plan = rbt.tune(program.main, loss=program.loss, cluster=CLUSTER)
     assert plan.degrees == {"pp": 1, "dp": 4, "mp": 1}
     assert plan.tensors["x"].dims_mapping == (0, -1)
-    assert all(-1 == axis for p in plan.tensors.values() if p.kind == "param" for axis in p.dims_mapping)
+    assert all(axis == -1 for p in plan.tensors.values() if p.kind == "param" for axis in p.dims_mapping)

@@ -1,0 +1,65 @@
+"""Trains the small GPT through ``auto.Engine`` on legacy programs; every rank writes what it saw.
+
+    python engine_worker.py SETTINGS STEPS OUT
+
+``SETTINGS`` is JSON: the fields of ``strategy.tuning``, or null for Paddle's own engine without the tuner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import paddle
+import paddle.distributed as dist
+from paddle.distributed.fleet import auto
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "workers"))
+
+import paddle_rbt_plugin as rbt  # noqa: E402
+from entry_points import BATCH, CONFIG, Logits, Losses, Samples  # noqa: E402
+from paddle_rbt_plugin.models import build, sample_batch  # noqa: E402
+
+
+def run(settings: dict | None, steps: int) -> dict:
+    paddle.seed(2024)
+    network = Logits(build(CONFIG))
+    batches = [sample_batch(CONFIG, BATCH, seed) for seed in range(steps)]
+    strategy = auto.Strategy()
+    if settings is not None:
+        for name, value in ({"enable": True, "pass_name": "rule_based_tuner"} | settings).items():
+            setattr(strategy.tuning, name, value)
+    optimizer = paddle.optimizer.AdamW(1e-2, parameters=network.parameters())
+    engine = auto.Engine(network, network.model.criterion, optimizer, strategy=strategy)
+    recorded = Losses()
+    engine.fit(Samples(batches), batch_size=BATCH, epochs=1, verbose=0, callbacks=[recorded])
+    evaluated = engine.evaluate(Samples(batches), batch_size=BATCH, verbose=0)["loss"]
+    predicted = engine.predict(Samples(batches[:1]), batch_size=BATCH, verbose=0)
+    plan = rbt.engine_plan(engine)
+    contexts = {mode: placements(engine, mode) for mode in ("train", "eval")}
+    return {
+        "plan": plan and plan.to_dict(),
+        "losses": recorded.losses,
+        "evaluated": float(evaluated),
+        "predicted": len(predicted),
+        "placements": contexts,
+    }
+
+
+def placements(engine: auto.Engine, mode: str) -> dict:
+    context = engine._dist_contexts[mode]
+    params = context.serial_main_program.all_parameters()
+    return {p.name: list(context.get_tensor_dist_attr_for_program(p).dims_mapping) for p in params}
+
+
+if __name__ == "__main__":
+    paddle.set_device("cpu")
+    settings, steps, out = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    if "PADDLE_TRAINER_ID" in os.environ:
+        dist.init_parallel_env()
+    with rbt.legacy_static_ops() if settings is None else contextlib.nullcontext():  # the tuner enters it by itself
+        result = run(settings, steps)
+    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(result))

@@ -1,0 +1,72 @@
+"""Training legacy programs through ``auto.Engine``: the serial losses, in one process and in two."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+
+WORKER = Path(__file__).parent / "engine_worker.py"
+STEPS = 4
+
+
+def train(folder: Path, settings: dict | None, processes: int = 1) -> list[dict[str, Any]]:
+    """What every rank saw."""
+    folder.mkdir(parents=True)
+    command = [sys.executable]
+    if processes > 1:
+        command += ["-m", "paddle.distributed.launch", "--nproc_per_node", str(processes), "--backend", "gloo"]
+        command += ["--log_dir", str(folder / "log")]
+    out = folder / "result"
+    done = subprocess.run(
+        [*command, str(WORKER), json.dumps(settings), str(STEPS), str(out)],
+        env=os.environ | {"FLAGS_enable_pir_api": "0"}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    logs = "".join(p.read_text()[-3000:] for p in sorted(folder.glob("log/workerlog.*")))
+    assert done.returncode == 0, logs or done.stderr[-3000:]
+    return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(processes)]
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Paddle's own engine without the tuner."""
+    return train(tmp_path_factory.mktemp("stock") / "run", None)[0]
+
+
+@pytest.mark.slow
+def test_one_process_trains_to_losses_identical_to_the_engine_without_a_tuner(tmp_path: Path, stock: dict) -> None:
+    tuned = train(tmp_path / "run", {})[0]
+    assert tuned["losses"] == stock["losses"]
+    assert tuned["evaluated"] == stock["evaluated"]
+    assert tuned["predicted"] == stock["predicted"]
+
+
+@pytest.mark.slow
+def test_d14_evaluation_reuses_the_plan_of_training(tmp_path: Path) -> None:
+    placed = train(tmp_path / "run", {})[0]["placements"]
+    assert placed["eval"] == placed["train"]
+
+
+two_processes = pytest.mark.skipif(
+    not paddle.__version__.startswith("3.1"), reason="legacy programs communicate between CPU processes on Paddle 3.1 only"
+)
+
+
+@pytest.mark.slow
+@two_processes
+@pytest.mark.parametrize("space", [{"dp": 2}, {"mp": 2}], ids=["dp2", "mp2"])
+def test_two_processes_train_to_the_serial_loss(tmp_path: Path, stock: dict, space: dict) -> None:
+    # CPU lacks the kernel that gathers logits of a sharded vocabulary.
+    settings = {"search_space": space, "blocked_plugins": ["shared_word_embedding"]}
+    ranks = train(tmp_path / "run", settings, processes=2)
+    losses = np.mean([r["losses"] for r in ranks], axis=0)  # a rank logs the loss of its part of the batch
+    np.testing.assert_allclose(losses, stock["losses"], rtol=0, atol=1e-5)
+    assert all(r["plan"]["degrees"] == {"pp": 1, "dp": 1, "mp": 1} | space for r in ranks)
+    assert all(r["placements"]["eval"] == r["placements"]["train"] for r in ranks)
