@@ -19,9 +19,10 @@ from paddle.distributed.fleet import auto
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "workers"))
 
-import paddle_rbt_plugin as rbt  # noqa: E402
-from entry_points import BATCH, CONFIG, Logits, Losses, Samples  # noqa: E402
-from paddle_rbt_plugin.models import build, sample_batch  # noqa: E402
+from entry_points import BATCH, CONFIG, Logits, Losses, Samples
+
+import paddle_rbt_plugin as rbt
+from paddle_rbt_plugin.models import build, sample_batch
 
 
 def run(settings: dict | None, steps: int) -> dict:
