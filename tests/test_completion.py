@@ -51,7 +51,6 @@ class Model:
     def __init__(self, config: GPTConfig | LlamaConfig):
         with paddle.LazyGuard():
             layer = build(config)
-        self.parameters = layer.parameters()
         self.trace: Trace = trace_layer(layer, input_spec(config, BATCH))
         self.analysis: Analysis = analyse(self.trace.graph, load_plugins().patterns)
 
@@ -59,7 +58,7 @@ class Model:
         program = self.trace.program.clone()
         graph = self.trace.graph
         annotate(program, mesh, {t.name: self.analysis.placement(t, mesh) for t in graph.tensors if t.kind != "var"})
-        return program, partition(program, self.parameters)
+        return program, partition(program)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +119,7 @@ def test_the_evaluation_program_is_predicted_as_well(gpt: Model, name: str) -> N
     analysis = analyse(graph, load_plugins().patterns, train=False)
     program = gpt.trace.program.clone()
     annotate(program, mesh, {t.name: analysis.placement(t, mesh) for t in graph.tensors if t.kind != "var"})
-    found = handed_over(program, partition(program, None), mesh)
+    found = handed_over(program, partition(program, train=False), mesh)
     assert compare(predicted(graph, analysis.complete(mesh), train=False), found) == []
 
 

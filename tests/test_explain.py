@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import pytest
 
@@ -114,17 +115,17 @@ def test_a_misspelt_tensor_is_answered_with_the_nearest():
 
 
 @pytest.mark.parametrize(
-    ("candidate", "spelled"),
+    ("choices", "spelled"),
     [
-        ({"pp": 1, "dp": 4, "mp": 2}, "pp 1 x dp 4 x mp 2"),
-        ({"pp": 1, "dp": 1, "mp": 1, "micro_batch": 4, "recompute": "full"}, "pp 1 x dp 1 x mp 1, micro batch 4, full recomputation"),
-        ({"pp": 2, "dp": 1, "mp": 1, "schedule": "VPP", "vpp": 2}, "pp 2 x dp 1 x mp 1, VPP of 2 chunks"),
-        ({"pp": 1, "dp": 2, "mp": 1, "sharding_stage": 2, "sequence_parallel": True}, "pp 1 x dp 2 x mp 1, sharding stage 2, sequence parallel"),
-        ({"pp": 1, "dp": 2, "mp": 2, "axes": ["mp", "dp"]}, "pp 1 x dp 2 x mp 2, mp outside dp"),
+        ({}, ""),
+        ({"micro_batch": 4, "recompute": "full"}, ", micro batch 4, full recomputation"),
+        ({"schedule": "VPP", "vpp": 2}, ", VPP of 2 chunks"),
+        ({"sharding_stage": 2, "sequence_parallel": True}, ", sharding stage 2, sequence parallel"),
+        ({"axes": ["mp", "dp"]}, ", mp outside dp"),
     ],
-)  # fmt: skip
-def test_a_candidate_is_spelled_with_what_is_not_as_usual(candidate, spelled):
-    assert spell_candidate(candidate) == spelled
+)
+def test_a_candidate_is_spelled_with_what_is_not_as_usual(choices, spelled):
+    assert spell_candidate({"pp": 1, "dp": 4, "mp": 2} | choices) == "pp 1 x dp 4 x mp 2" + spelled
 
 
 @pytest.mark.parametrize(
@@ -139,3 +140,28 @@ def test_seconds_have_three_digits(seconds, spelled):
 )
 def test_bytes_have_three_digits(size, spelled):
     assert spell_bytes(size) == spelled
+
+
+# --- is the prediction the program?
+
+
+def test_a_saved_plan_is_verified_against_the_program_that_paddle_partitions(tmp_path):
+    from click.testing import CliRunner
+
+    from paddle_rbt_plugin.cli.main import cli
+
+    config = tmp_path / "small.yaml"
+    config.write_text("arch: gpt\nlayers: 4\nhidden: 64\nffn: 256\nheads: 8\nvocab: 1024\nseq: 32\n")
+    plan = tmp_path / "plan.json"
+    options = ["--cluster", "1x8:A100-80G", "--global-batch", "8", "--set", "mp=4", "--set", "pp=1", "--save", str(plan)]
+    assert CliRunner().invoke(cli, ["plan", str(config), *options]).exit_code == 0
+    verified = CliRunner().invoke(cli, ["explain", str(plan), "--verify", "--json"])
+    assert verified.exit_code == 0, verified.output
+    result = json.loads(verified.stdout)
+    assert result["equal"] and result["differences"] == []
+    assert {row["axis"] for row in result["program"]["collectives"]} == {"dp", "mp"}
+
+    other = tmp_path / "other.yaml"
+    other.write_text(config.read_text().replace("ffn: 256", "ffn: 128"))
+    refused = CliRunner().invoke(cli, ["explain", str(plan), "--verify", "--model", str(other)])
+    assert refused.exit_code == 1 and "another program" in refused.output

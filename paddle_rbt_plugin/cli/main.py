@@ -150,15 +150,27 @@ def plan(output: Output, **arguments: Any) -> None:
 @cli.command()
 @click.argument("plan", type=click.Path())
 @click.option("--tensor", help="Explain one tensor, by its name or its path in named_parameters().")
+@click.option("--verify", is_flag=True, help="Compare the prediction with the program that Paddle partitions.")
+@click.option("--model", help="With --verify: the MODEL of the plan, where the plan does not say or it has moved.")
 @_with_output
-def explain(output: Output, plan: str, tensor: str | None) -> None:
+def explain(output: Output, plan: str, tensor: str | None, verify: bool, model: str | None) -> None:
     """Say why PLAN, a saved plan, is what it is.
+
+    With --verify the model is traced again and partitioned by Paddle for one rank; collectives, bytes and FLOP of that
+    program are compared with those that the cost was computed from, and the exit code is 1 if anything differs.
 
     \b
     Examples:
       paddle-rbt explain plan.json
       paddle-rbt explain plan.json --tensor gpt.layers.0.attn.q_proj.weight
+      paddle-rbt explain plan.json --verify
     """
+    if verify:
+        from paddle_rbt_plugin.cli.verifying import verify_file
+
+        if not verify_file(output, plan, model):
+            click.get_current_context().exit(1)
+        return
     from paddle_rbt_plugin.cli.planning import explain_file
 
     explain_file(output, plan, tensor)

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import paddle
+from paddle.utils import unique_name
 
 from paddle_rbt_plugin.errors import ModelError, TunerError
 from paddle_rbt_plugin.graph import Graph, read_program
 from paddle_rbt_plugin.handover.configs import config_graph
 from paddle_rbt_plugin.handover.saved import load_program
-from paddle_rbt_plugin.handover.trace import trace_layer, with_batch
-from paddle_rbt_plugin.models import config_names, load_config, named_config
+from paddle_rbt_plugin.handover.trace import Trace, trace_layer, with_batch
+from paddle_rbt_plugin.models import Config, build, config_names, input_spec, load_config, named_config
 
 KINDS = (
     "the name of a published model, a config file (.yaml), a saved PIR program (.json), "
@@ -34,17 +35,40 @@ def model_graph(reference: str, batch: int, seq: int | None = None) -> Graph:
 
     ``seq`` replaces the sequence length of a config. A saved program keeps the batch that it was traced on. Raises ModelError
     for a reference that leads nowhere, with the nearest that would."""
-    is_config = reference in config_names() or reference.endswith((".yaml", ".yml"))
-    if is_config:
+    config = _config(reference, seq)
+    return config_graph(config, batch) if config is not None else _trace(reference, batch).graph
+
+
+def model_trace(reference: str, batch: int, seq: int | None = None) -> Trace:
+    """As ``model_graph``, with the program itself: a config is traced in its whole depth, which costs seconds per layer."""
+    config = _config(reference, seq)
+    if config is None:
+        return _trace(reference, batch)
+    with unique_name.guard(), paddle.LazyGuard():
+        layer = build(config)
+    return trace_layer(layer, input_spec(config, batch))
+
+
+def _config(reference: str, seq: int | None) -> Config | None:
+    """The config that MODEL names; None for something else. Raises ModelError for a ``seq`` that has no config to change."""
+    if reference in config_names() or reference.endswith((".yaml", ".yml")):
         config = named_config(reference) if reference in config_names() else load_config(reference)
-        return config_graph(dataclasses.replace(config, seq=seq) if seq is not None else config, batch)
+        return dataclasses.replace(config, seq=seq) if seq is not None else config
     if seq is not None:
         raise ModelError(f"--seq changes the sequence length of a config, but {reference!r} is none: its inputs fix the length")
+    return None
+
+
+def _trace(reference: str, batch: int) -> Trace:
     if ":" in reference:
-        return _function_graph(reference, batch)
+        return _function_trace(reference, batch)
     if reference.endswith(".json") or Path(reference).is_file():
-        return read_program(load_program(reference))
+        return _read(load_program(reference))
     raise ModelError(_unknown(reference))
+
+
+def _read(program: Any) -> Trace:
+    return Trace(program, read_program(program))
 
 
 def _unknown(reference: str) -> str:
@@ -53,7 +77,7 @@ def _unknown(reference: str) -> str:
     return f"no model is named {reference!r}; {hint} (MODEL is {KINDS})"
 
 
-def _function_graph(reference: str, batch: int) -> Graph:
+def _function_trace(reference: str, batch: int) -> Trace:
     function = _find_function(reference)
     try:
         made = _call(function)
@@ -62,10 +86,10 @@ def _function_graph(reference: str, batch: int) -> Graph:
     except Exception as error:  # the user's own code may raise anything
         raise ModelError(f"{reference} raised {_first_line(error)}") from error
     if hasattr(made, "global_block"):
-        return read_program(made)
+        return _read(made)
     layer, specs, loss, labels = _parts(reference, made)
     specs, labels = with_batch(specs, labels, batch)
-    return trace_layer(layer, specs, loss, labels).graph
+    return trace_layer(layer, specs, loss, labels)
 
 
 def _call(function: Callable[[], Any]) -> Any:

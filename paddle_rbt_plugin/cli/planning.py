@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import RenderableType
@@ -57,7 +58,6 @@ def plan_model(
         cluster=parsed,
         cost_model=cost_model,
         search_space=dict(fixed),
-        save_path=save,
         blocked_plugins=blocked,
     )
     with output.progress(f"tracing {model}"):
@@ -66,8 +66,10 @@ def plan_model(
         plan = tune_graph(
             graph, settings, precision=precision or best_precision(parsed), global_batch=global_batch, progress=report
         )
+    plan = replace(plan, model={"reference": model, "seq": seq})
     output.result(plan.to_dict(), *_tables(model, plan, top))
     if save is not None:
+        plan.save(save)
         output.note(f"plan saved to {save}")
 
 

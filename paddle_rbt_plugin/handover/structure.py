@@ -9,7 +9,7 @@ predictions of all of these. ``compare`` lists every difference.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -27,8 +27,13 @@ from paddle_rbt_plugin.completion import Completion
 from paddle_rbt_plugin.cost.compute import products
 from paddle_rbt_plugin.cost.memory import OPTIMIZER_STATES
 from paddle_rbt_plugin.cost.sizes import Sizes
+from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph import DTYPE_BYTES, Graph
 from paddle_rbt_plugin.graph.pir import dtype_name
+from paddle_rbt_plugin.handover.replay import annotate
+from paddle_rbt_plugin.plan.plan import Plan
+from paddle_rbt_plugin.plugins import load_plugins
+from paddle_rbt_plugin.search import analyse
 
 PHASES = {0: "forward", 1: "backward", 2: "optimizer"}
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -67,18 +72,18 @@ def predicted(graph: Graph, completion: Completion, train: bool = True) -> Struc
     return Structure(collectives, nbytes, nbytes if train else 0, states if train else 0, flop, shapes)
 
 
-def partition(program: Any, parameters: Sequence[Any] | None) -> list[Any]:
-    """Completes an annotated forward program for training with AdamW, or for evaluation where there are no ``parameters``,
-    and partitions it, in place; returns its pairs of parameter and gradient."""
+def partition(program: Any, train: bool = True) -> list[Any]:
+    """Completes an annotated forward program for training with AdamW, or for evaluation, and partitions it, in place;
+    returns its pairs of parameter and gradient."""
     gradients: list[Any] = []
     paddle.enable_static()
     try:
         apply_mix2dist_pass(program)
         set_all_ops_op_role(program.global_block(), OpRole.Forward)
-        if parameters is not None:
+        if train:
             loss = [op for op in program.global_block().ops if op.num_results()][-1].result(0)
             startup = paddle.static.Program()
-            optimizer = paddle.optimizer.AdamW(1e-3, parameters=list(parameters))
+            optimizer = paddle.optimizer.AdamW(1e-3)
             with paddle.static.program_guard(program, startup):
                 with auto_complete_op_role(program, OpRole.Backward):
                     gradients = paddle.autograd.ir_backward.append_backward(loss)
@@ -130,6 +135,21 @@ def compare(expected: Structure, found: Structure) -> list[str]:
         if shape != real:
             lines.append(f"parameter {name}: predicted local shape {shape}, in the program {real}")
     return lines
+
+
+def verify(plan: Plan, graph: Graph, program: Any) -> tuple[Structure, Structure, list[str]]:
+    """The prediction for a plan, what its program holds, and the differences. ``program`` is the serial program that
+    ``graph`` was read from; it is annotated and partitioned in place.
+
+    Raises PlanError for a plan of another program, TunerError for one with pipeline stages."""
+    if plan.degrees["pp"] > 1:
+        raise TunerError(f"the plan has {plan.degrees['pp']} pipeline stages; a plan of one stage can be verified")
+    leaves = {name: t.placement for name, t in plan.leaves(graph).items()}
+    mesh = plan.stages[0].process_mesh
+    completion = analyse(graph, load_plugins().patterns).complete(mesh)
+    annotate(program, mesh, leaves)
+    expected, found = predicted(graph, completion), handed_over(program, partition(program), mesh)
+    return expected, found, compare(expected, found)
 
 
 def _collectives(program: Any, mesh: ProcessMesh) -> Collectives:

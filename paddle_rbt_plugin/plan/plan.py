@@ -29,12 +29,16 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Stage:
-    """One pipeline stage: its layers (first and last), its devices, and how they are arranged."""
+    """Layers (first and last) of one strategy on one pipeline stage: its devices, and how they are arranged for them.
+
+    A stage has several entries where it runs several model chunks, or where its layers differ (level o2)."""
 
     layers: tuple[int, int]
     devices: tuple[int, ...]
     mesh: tuple[int, ...]
     axes: tuple[str, ...]
+    recompute: str | None = None
+    """Recomputation of these layers, where it is not the plan's for all of them."""
 
     @property
     def process_mesh(self) -> ProcessMesh:
@@ -108,6 +112,8 @@ class Plan:
     cluster: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     """What the user should know: shardings that Paddle makes expensive, settings recommended but not applied."""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Where the command line had the program from (``reference``, ``seq``), so that it can make it again; else empty."""
     schema: int = field(default=SCHEMA)
 
     def placements(self, name: str) -> TensorPlacement:
@@ -192,7 +198,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain JSON values."""
         data = {k: v for k, v in vars(self).items() if k not in ("stages", "tensors", "estimate")}
-        data["stages"] = [asdict(s) for s in self.stages]
+        data["stages"] = [{k: v for k, v in asdict(s).items() if v is not None} for s in self.stages]
         data["tensors"] = {name: _tensor_dict(t) for name, t in self.tensors.items()}
         data["estimate"] = asdict(self.estimate)
         return {"schema": data.pop("schema"), **json.loads(json.dumps(data))}
@@ -229,7 +235,7 @@ class Plan:
             raise PlanError(f"{source} is not a plan: {where}: {error.message[:200]}")
         known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
         stages = tuple(
-            Stage(tuple(s["layers"]), tuple(s["devices"]), tuple(s["mesh"]), tuple(s["axes"]))  # type: ignore[arg-type]
+            Stage(tuple(s["layers"]), tuple(s["devices"]), tuple(s["mesh"]), tuple(s["axes"]), s.get("recompute"))
             for s in data["stages"]
         )
         tensors = {name: _read_tensor(t) for name, t in data["tensors"].items()}
