@@ -39,8 +39,8 @@ PATTERNS = (
 )
 
 # The CPU and the GPU wheel of Paddle exclude each other, so Paddle comes only through an extra.
-CPU = ["paddlepaddle>=3.3,<3.4"]
-GPU = ["paddlepaddle-gpu>=3.3,<3.4"]
+CPU = ["paddlepaddle>=2.6.2,<3.4"]
+GPU = ["paddlepaddle-gpu>=2.6.2,<3.4"]
 TEST = ["pytest>=8", "hypothesis>=6.100"]
 DEV = ["ruff>=0.6", "mypy>=1.11", "types-PyYAML", "types-jsonschema"]
 FORMERS = ["paddleformers==1.2.0"]
