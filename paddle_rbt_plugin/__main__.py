@@ -1,8 +1,6 @@
 """``python -m paddle_rbt_plugin``: the command line."""
 
-import sys
-
 from paddle_rbt_plugin.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
