@@ -117,7 +117,7 @@ class Plan:
     schema: int = field(default=SCHEMA)
 
     def placements(self, name: str) -> TensorPlacement:
-        """Where a tensor lies, by its name or its path in ``named_parameters()``. Raises PlanError for a name the plan lacks."""
+        """Where a tensor lies, by its name or its path in ``named_parameters()``. Raises PlanError for an unknown name."""
         found = self.tensors.get(name) or self._by_structured_name.get(name)
         if found is None:
             raise PlanError(
