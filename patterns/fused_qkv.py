@@ -6,7 +6,7 @@ key and value run slowest, [3, heads, d], a rank's columns are no heads: weight 
 and Paddle gathers their result, for the parameter cannot be stored in another order than the program reads it.
 """
 
-from paddle_rbt_plugin.pattern import HEAD_OPS, Builder, Occurrence, Pattern, Spec, TensorNode, attention_core
+from paddle_rbt_plugin.pattern import HEAD_OPS, Builder, Occurrence, Pattern, Spec, attention_core
 from paddle_rbt_plugin.plugins import hookimpl
 
 PARTING = {"split", "split_with_num", "unbind", "slice", "strided_slice"}
@@ -19,15 +19,9 @@ class FusedQKV(Pattern):
 
     def build(self, g: Builder) -> None:
         projected = g.linear(g.tensor("x"), g.param("weight", ndim=2), g.param("bias", ndim=1))
-        if g.choose("heads", "parts") == "heads":
+        if g.choose("heads, then parts", "parts, then heads") == "heads, then parts":
             projected = g.op("reshape", projected, name="heads", where=lambda t: t.ndim in (4, 5))
-        else:  # parted before there are heads
-            projected = g.op(PARTING, projected)
-        attention_core(g, *(self.part(g, projected) for _ in range(3)))
-
-    @staticmethod
-    def part(g: Builder, projected: TensorNode) -> TensorNode:
-        return g.chain(HEAD_OPS, projected, at_most=14)
+        attention_core(g, *(g.chain(HEAD_OPS, projected, at_most=14) for _ in range(3)))
 
     def shard(self, match: Occurrence) -> dict[str, Spec]:
         specs: dict[str, Spec] = {"x": ("dp", ..., None), "weight": (None, "mp"), "bias": ("mp",)}

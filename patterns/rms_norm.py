@@ -18,7 +18,7 @@ class RMSNorm(Pattern):
             g.op({"rms_norm", "fused_rms_norm_ext", "fused_rms_norm"}, g.tensor(), scale)
             return
         normal = g.op("multiply", g.tensor(), g.op("rsqrt", g.tensor()))
-        g.op("multiply", g.cast(normal), g.cast(scale))
+        g.op("multiply", g.cast(normal), g.chain({"cast", "scale"}, scale, at_most=2))  # Gemma multiplies by 1 + w
 
     shard = {"scale": (None,)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -64,12 +65,12 @@ def trace_layer(
     if not was_dynamic:
         paddle.disable_static()
     try:
-        program = _trace(wrapped, specs)
+        program, outputs = _trace(wrapped, specs)
     finally:
         if not was_dynamic:
             paddle.enable_static()
     structured = {p.name: name for name, p in layer.named_parameters()}
-    return Trace(program, read_program(program, structured_names=structured))
+    return Trace(program, read_program(program, _scalar(outputs), structured_names=structured))
 
 
 def with_batch(input_spec: Sequence[Any], labels_spec: Sequence[Any], global_batch: int | None) -> tuple[list[Any], list[Any]]:
@@ -87,18 +88,27 @@ def with_batch(input_spec: Sequence[Any], labels_spec: Sequence[Any], global_bat
     return specs, labels
 
 
-def _trace(layer: nn.Layer, specs: list[Any]) -> Any:
+def _scalar(outputs: Any) -> Any:
+    """The loss among what forward returns, where that is plain: a model may make other scalars, such as a copy to log."""
+    first = outputs[0] if isinstance(outputs, (list, tuple)) and outputs else outputs
+    return first if hasattr(first, "shape") and math.prod(first.shape) == 1 else None
+
+
+def _trace(layer: nn.Layer, specs: list[Any]) -> tuple[Any, Any]:
+    """The program of the forward pass, and its outputs."""
     function = layer.forward
     try:
         with native_tracing():
-            return paddle.jit.to_static(function, full_graph=True, input_spec=[specs]).concrete_program.main_program
+            traced = paddle.jit.to_static(function, full_graph=True, input_spec=[specs]).concrete_program
+            return traced.main_program, traced.outputs
     except Exception as native_error:  # the model's own Python may raise anything
         warnings.warn(
             f"tracing without transcription failed ({_first_line(native_error)}); trying again with Paddle's dy2static",
             stacklevel=4,
         )
     try:
-        return paddle.jit.to_static(function, full_graph=True, input_spec=[specs]).concrete_program.main_program
+        traced = paddle.jit.to_static(function, full_graph=True, input_spec=[specs]).concrete_program
+        return traced.main_program, traced.outputs
     except Exception as error:
         raise UnsupportedProgram(f"the Layer {type(layer.layer).__name__} cannot be traced: {_first_line(error)}") from error
 
