@@ -3,8 +3,12 @@
 Importing it registers the pass ``rule_based_tuner`` and the fields of ``strategy.tuning``.
 """
 
+import warnings
+
 try:
-    import paddle as _paddle  # noqa: F401
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "No ccache found")  # of interest to who compiles custom ops, which nobody does here
+        import paddle as _paddle  # noqa: F401
 except ModuleNotFoundError as error:
     if error.name != "paddle":
         raise
