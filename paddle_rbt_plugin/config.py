@@ -14,8 +14,7 @@ PASS_NAME = "rule_based_tuner"
 
 LEVELS = ("o1",)
 _PLANNED_LEVELS = ("o2", "o3")
-COST_MODELS = ("analytic",)
-_PLANNED_COST_MODELS = ("paddle",)
+COST_MODELS = ("analytic", "paddle")
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         _check_choice("level", self.level, LEVELS, _PLANNED_LEVELS)
-        _check_choice("cost_model", self.cost_model, COST_MODELS, _PLANNED_COST_MODELS)
+        _check_choice("cost_model", self.cost_model, COST_MODELS, ())
         if isinstance(self.blocked_plugins, str):
             object.__setattr__(self, "blocked_plugins", (self.blocked_plugins,))
         elif self.blocked_plugins is None:

@@ -16,7 +16,8 @@ from paddle_rbt_plugin.cluster import Cluster, detect_cluster, parse_cluster
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.cost.candidate import Training
 from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram
-from paddle_rbt_plugin.graph import Graph, read_program
+from paddle_rbt_plugin.graph import Graph, is_legacy, read_program
+from paddle_rbt_plugin.graph.legacy import read_legacy_program
 from paddle_rbt_plugin.plan.build import make_plan
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import load_plugins
@@ -62,6 +63,11 @@ def tune(
         raise TunerError(f"global_batch is a number of samples, at least 1, not {global_batch!r}")
     if precision not in ("fp32", "fp16", "bf16"):
         raise TunerError(f"precision is fp32, fp16 or bf16, not {precision!r}")
+    if is_legacy(program):
+        from paddle_rbt_plugin.handover.legacy.judge import tune_legacy
+
+        legacy = read_legacy_program(program, loss)
+        return tune_legacy(program, legacy, chosen, precision=precision, global_batch=global_batch, progress=progress)
     graph = _graph(program, input_spec, labels_spec, loss, global_batch)
     return tune_graph(graph, chosen, precision=precision, global_batch=global_batch, progress=progress)
 
@@ -78,7 +84,12 @@ def tune_graph(
     rewrite: bool = True,
 ) -> Plan:
     """Plans a graph; see ``tune``. ``constraints`` narrow the search space, each with who asks for it. ``rewrite`` as in
-    ``analyse``: for a program that is handed over to PIR."""
+    ``analyse``: for a program that is handed over to PIR. Raises TunerError for a cost model that reads legacy programs."""
+    if settings.cost_model != "analytic":
+        raise TunerError(
+            f"cost_model {settings.cost_model!r} is Paddle's CostEstimator, which reads legacy programs only; "
+            "choose 'analytic', or build the program with FLAGS_enable_pir_api=0"
+        )
     cluster = detect_cluster() if settings.cluster is None else parse_cluster(settings.cluster)
     if settings.load_path is not None:
         plan = Plan.load(settings.load_path)

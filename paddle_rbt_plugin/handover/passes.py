@@ -18,6 +18,7 @@ from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.graph import is_legacy, read_program
 from paddle_rbt_plugin.graph.legacy import read_legacy_program
 from paddle_rbt_plugin.handover.legacy.annotate import annotate as annotate_legacy
+from paddle_rbt_plugin.handover.legacy.judge import tune_legacy
 from paddle_rbt_plugin.handover.patches import enable_static_training_on_cpu
 from paddle_rbt_plugin.handover.pipeline import annotate_stages
 from paddle_rbt_plugin.handover.replay import annotate, paddle_mesh
@@ -50,10 +51,11 @@ class RuleBasedTunerPass(PassBase):
         world = paddle.distributed.get_world_size()
         if world > 1 or settings.cluster is None:
             job_cluster(settings, world)
-        plan = tune_graph(graph, settings, rewrite=legacy is None, **extra)
         if legacy is not None:
+            plan = tune_legacy(main_program, legacy, settings, **extra)
             annotate_legacy(main_program, legacy, plan)
         else:
+            plan = tune_graph(graph, settings, **extra)
             apply_plan(main_program, plan, {name: t.placement for name, t in plan.leaves(graph).items()})
         context.set_attr(PLAN, plan)
 

@@ -1,0 +1,85 @@
+"""Plans judged by Paddle's own CostEstimator, on the program as Paddle completes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import paddle
+
+from paddle_rbt_plugin.cluster import Cluster
+from paddle_rbt_plugin.config import Settings
+from paddle_rbt_plugin.cost.paddle import PaddleEstimate, paddle_estimate
+from paddle_rbt_plugin.graph.legacy import LegacyGraph
+from paddle_rbt_plugin.handover.legacy.ops import legacy_static_ops
+from paddle_rbt_plugin.handover.legacy.partition import LegacyParallelizer
+from paddle_rbt_plugin.plan.plan import Plan
+from paddle_rbt_plugin.tuner import Constraint, tune_graph
+
+_CHOICE = ("pp", "dp", "mp", "micro_batch", "accumulate_steps", "recompute", "sharding_stage", "schedule", "vpp")
+
+
+def judge(main: Any, startup: Any, loss: Any, optimizer: Any, legacy: LegacyGraph, plan: Plan) -> PaddleEstimate:
+    """What Paddle's CostEstimator says of one step of the program under a plan, optimizer states included."""
+    chain = LegacyParallelizer(main, startup, loss, optimizer, legacy, plan)
+    context = chain.context
+    program = context.serial_main_program
+    with paddle.static.program_guard(program, context.serial_startup_program), legacy_static_ops():
+        context.serial_optimizer.apply_gradients(chain.parameters_and_gradients)
+    chain.completer.complete_update_annotation(program)
+    return paddle_estimate(program, context, Cluster.from_dict(plan.cluster))
+
+
+def tune_legacy(main: Any, legacy: LegacyGraph, settings: Settings, **how: Any) -> Plan:
+    """Plans a legacy program by the cost model that the settings name; ``how`` are the keywords of ``tune_graph``."""
+    if settings.cost_model == "paddle" and settings.load_path is None:
+        return _tune_by_paddle(main, legacy, settings, **how)
+    return tune_graph(legacy.graph, replace(settings, cost_model="analytic"), rewrite=False, **how)
+
+
+def _tune_by_paddle(
+    main: Any, legacy: LegacyGraph, settings: Settings, constraints: Sequence[Constraint] = (), **how: Any
+) -> Plan:
+    """The plan that Paddle's CostEstimator likes best among the best of every factorisation of the devices.
+
+    Which candidates fit and how each factorisation is best run is the analytic model's word, for Paddle's knows neither
+    recomputation nor accumulation; which of them is fastest is Paddle's. Its figures are in the notes of the plan."""
+    analytic = replace(settings, cost_model="analytic", save_path=None)
+    found = tune_graph(legacy.graph, analytic, constraints=constraints, rewrite=False, **how)
+    judged: list[tuple[float, Plan]] = []
+    notes: list[str] = []
+    for candidate in _best_of_each(found):
+        fixed = Constraint("cost_model 'paddle'", {key: (candidate[key],) for key in _CHOICE})
+        plan = tune_graph(legacy.graph, analytic, constraints=(*constraints, fixed), rewrite=False, **how)
+        loss = main.global_block().vars[legacy.variables[_loss(legacy)]]
+        estimate = judge(main.clone(), paddle.static.Program(), loss, paddle.optimizer.AdamW(1e-3), legacy, plan)
+        judged.append((estimate.step_time_s, plan))
+        notes.append(_comparison(plan, estimate))
+    best = min(judged, key=lambda pair: pair[0])[1]
+    best = replace(best, candidates=found.candidates, rejected=found.rejected, notes=(*best.notes, *notes))
+    if settings.save_path is not None:
+        best.save(settings.save_path)
+    return best
+
+
+def _comparison(plan: Plan, theirs: PaddleEstimate) -> str:
+    ours = plan.estimate
+    return (
+        f"pp {plan.degrees['pp']} x dp {plan.degrees['dp']} x mp {plan.degrees['mp']}: Paddle's CostEstimator "
+        f"{theirs.step_time_s * 1e3:.3f} ms, {theirs.peak_memory_bytes / 2**30:.2f} GiB; analytic "
+        f"{ours.step_time_s * 1e3:.3f} ms, {ours.peak_memory_bytes / 2**30:.2f} GiB"
+    )
+
+
+def _loss(legacy: LegacyGraph) -> int:
+    assert legacy.graph.loss is not None  # the reader has made sure
+    return legacy.graph.loss
+
+
+def _best_of_each(plan: Plan) -> list[dict[str, Any]]:
+    """The first of the plan's candidates, which are best first, of every (pp, dp, mp)."""
+    best: dict[tuple[int, ...], dict[str, Any]] = {}
+    for candidate in plan.candidates:
+        best.setdefault((candidate["pp"], candidate["dp"], candidate["mp"]), dict(candidate))
+    return list(best.values())
