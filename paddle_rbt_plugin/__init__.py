@@ -24,6 +24,7 @@ from paddle_rbt_plugin.errors import (
     PatternError,
     PlanError,
     TunerError,
+    TuningFinished,
     UnsupportedProgram,
 )
 from paddle_rbt_plugin.handover.engine import engine_plan, install
@@ -46,6 +47,7 @@ __all__ = [
     "PlanError",
     "TunerError",
     "TunerWarning",
+    "TuningFinished",
     "UnsupportedProgram",
     "engine_plan",
     "hookimpl",

@@ -25,5 +25,13 @@ class UnsupportedProgram(TunerError):
     """A program that cannot be planned: empty, without a loss, or not a forward program."""
 
 
+class TuningFinished(TunerError):
+    """The job was started only to be tuned (PADDLE_AUTO_PARALLEL_STAGE=tuner) and has been; ``plan`` is the result."""
+
+    def __init__(self, message: str, plan: object):
+        super().__init__(message)
+        self.plan = plan
+
+
 class NoFeasiblePlan(TunerError):
     """No candidate fits; names the binding resource, the nearest candidate and by how much it misses."""

@@ -7,12 +7,16 @@ the registered pass; Paddle's Planner completes it, and its Parallelizer does th
 from __future__ import annotations
 
 import functools
+import json
+import os
+from pathlib import Path
 from typing import Any
 
 from paddle.distributed.auto_parallel.static.engine import Engine
 from paddle.distributed.passes.pass_base import PassContext, new_pass
 
 from paddle_rbt_plugin.config import PASS_NAME
+from paddle_rbt_plugin.errors import TunerError, TuningFinished
 from paddle_rbt_plugin.graph.legacy import LegacyGraph, read_legacy_program
 from paddle_rbt_plugin.handover.engine_state import engine_plan, pass_attributes, set_engine_plan
 from paddle_rbt_plugin.handover.legacy import patches
@@ -22,6 +26,9 @@ from paddle_rbt_plugin.handover.patches import enable_static_training_on_cpu
 from paddle_rbt_plugin.handover.replay import paddle_mesh
 from paddle_rbt_plugin.handover.strategy import constraints_of, is_enabled
 from paddle_rbt_plugin.plan.plan import Plan
+
+_STAGE = "PADDLE_AUTO_PARALLEL_STAGE"
+_CONFIG = "PADDLE_AUTO_PARALLEL_CONFIG"
 
 
 def install() -> None:
@@ -58,13 +65,32 @@ def _tune(engine: Any, mode: str) -> tuple[Plan, LegacyGraph]:
     plan = engine_plan(engine)
     legacy = read_legacy_program(program, loss, needs_loss=loss is not None)
     if plan is None:
-        attrs = pass_attributes(engine, mode, constraints_of(engine._strategy, legacy=True))
+        attrs = with_paths_of_job(pass_attributes(engine, mode, constraints_of(engine._strategy, legacy=True)))
         startup = engine._dist_contexts[mode]._original_serial_startup_program
         context = PassContext()
         new_pass(PASS_NAME, attrs | {"loss": loss}).apply([program], [startup], context)
         plan = context.get_attr("plan")
         set_engine_plan(engine, plan)
+        if os.environ.get(_STAGE) == "tuner":
+            saved = f"it is saved in {attrs['save_path']!r}" if attrs.get("save_path") else "it is not saved"
+            raise TuningFinished(f"{_STAGE} is 'tuner', so the job ends with the plan; {saved}", plan)
     else:
         annotate(program, legacy, plan)
     enable_static_training_on_cpu([paddle_mesh(stage.process_mesh) for stage in plan.stages])
     return plan, legacy
+
+
+def with_paths_of_job(attrs: dict[str, Any]) -> dict[str, Any]:
+    """The attributes with ``tuner_save_path`` and ``tuner_load_path`` of the JSON that PADDLE_AUTO_PARALLEL_CONFIG names,
+    where the strategy names no path; a plan that is not there yet is not loaded. Raises TunerError for a file that cannot be
+    read."""
+    path = os.environ.get(_CONFIG)
+    if not path:
+        return attrs
+    try:
+        config = json.loads(Path(path).read_text(encoding="utf-8"))
+        save, load = config.get("tuner_save_path"), config.get("tuner_load_path")
+    except (OSError, ValueError, AttributeError) as error:
+        raise TunerError(f"{_CONFIG} names {path!r}, which is not a readable JSON object: {error}") from error
+    found = {"save_path": save, "load_path": load if load and os.path.exists(load) else None}
+    return attrs | {key: value for key, value in found.items() if value and not attrs.get(key)}
