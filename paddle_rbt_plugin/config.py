@@ -12,8 +12,7 @@ from paddle_rbt_plugin.errors import TunerError
 
 PASS_NAME = "rule_based_tuner"
 
-LEVELS = ("o1",)
-_PLANNED_LEVELS = ("o2", "o3")
+LEVELS = ("o1", "o2", "o3")
 COST_MODELS = ("analytic", "paddle")
 
 
@@ -33,9 +32,11 @@ class Settings:
     load_path: str | None = None
     """A saved plan to use instead of a search."""
     blocked_plugins: tuple[str, ...] = field(default=())
+    time_limit: float | None = None
+    """Seconds after which the search stops with the best plan so far; the plan says that it did."""
 
     def __post_init__(self) -> None:
-        _check_choice("level", self.level, LEVELS, _PLANNED_LEVELS)
+        _check_choice("level", self.level, LEVELS, ())
         _check_choice("cost_model", self.cost_model, COST_MODELS, ())
         if isinstance(self.blocked_plugins, str):
             object.__setattr__(self, "blocked_plugins", (self.blocked_plugins,))
@@ -44,6 +45,9 @@ class Settings:
         reserve = self.memory_reserve
         if isinstance(reserve, bool) or not isinstance(reserve, (int, float)) or not 0 <= reserve < 1:
             raise TunerError(f"memory_reserve is a share of the device's memory, from 0 to less than 1, not {reserve!r}")
+        limit = self.time_limit
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit < 0):
+            raise TunerError(f"time_limit is a number of seconds, at least 0, not {limit!r}")
         if self.search_space is not None and not isinstance(self.search_space, Mapping):
             raise TunerError(f"search_space is a dict like {{'mp': [1, 2]}}, not {self.search_space!r}")
         for key in ("save_path", "load_path"):

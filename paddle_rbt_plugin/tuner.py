@@ -21,7 +21,7 @@ from paddle_rbt_plugin.graph.legacy import read_legacy_program
 from paddle_rbt_plugin.plan.build import make_plan
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import load_plugins
-from paddle_rbt_plugin.search import Analysis, SearchSpace, analyse, search_o1
+from paddle_rbt_plugin.search import Analysis, Search, SearchSpace, analyse, run_level
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def tune(
     *labels)`` does, with the labels of ``labels_spec``. ``global_batch`` is the number of samples of one optimizer step, by
     default the batch of the program. ``precision`` (``fp32``, ``fp16``, ``bf16``) is that of training. Everything else is a
     field of ``strategy.tuning``: level, cluster, cost_model, search_space, memory_reserve, save_path, load_path,
-    blocked_plugins.
+    blocked_plugins, time_limit.
 
     Raises TunerError for wrong input, ClusterError, UnsupportedProgram, and NoFeasiblePlan where nothing fits.
     """
@@ -104,7 +104,8 @@ def tune_graph(
     for constraint in constraints:
         space = space.restrict(constraint.reason, **constraint.values)
     training = Training(global_batch or analysis.batch, precision)  # type: ignore[arg-type]
-    result = search_o1(analysis, cluster, training, space, settings.memory_reserve, progress)
+    search = Search(analysis, cluster, training, space, settings.memory_reserve, progress, settings.time_limit)
+    result = run_level(search, settings.level)
     plan = make_plan(analysis, result, cluster, training, settings.level, notes)
     if settings.save_path is not None:
         plan.save(settings.save_path)

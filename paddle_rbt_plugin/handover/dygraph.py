@@ -144,6 +144,11 @@ class ShardedLoader:
 
 
 def _require_one_stage(plan: Plan) -> None:
+    if plan.degrees["pp"] == 1 and len({stage.process_mesh for stage in plan.stages}) > 1:
+        raise TunerError(
+            "the layers of the plan run on differently arranged devices, which dygraph semi-auto training does not do here; "
+            "restrict the search with search_space={'layer_meshes': 'one'}"
+        )
     if plan.degrees["pp"] > 1:
         raise TunerError(
             f"the plan has {plan.degrees['pp']} pipeline stages, which dygraph semi-auto training does not run; "

@@ -64,7 +64,7 @@ def apply_plan(program: Any, plan: Plan, placements: dict[str, Any]) -> None:
     """Annotates a program in place. Raises TunerError for a plan that PIR cannot execute this way."""
     meshes = list(dict.fromkeys(stage.process_mesh for stage in plan.stages))
     enable_static_training_on_cpu([paddle_mesh(mesh) for mesh in meshes])
-    if plan.degrees["pp"] == 1:
+    if len(meshes) == 1:
         annotate(program, meshes[0], placements)
     else:
         annotate_stages(program, read_program(program, needs_loss=False), plan, placements)

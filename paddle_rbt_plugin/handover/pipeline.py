@@ -47,7 +47,7 @@ def _check_executable(plan: Plan) -> None:
     if len(shapes) > 1 or len({d for stage in plan.stages for d in stage.devices}) < sum(len(s.devices) for s in plan.stages):
         raise TunerError(
             "the layers of the plan run on meshes of different shapes, which Paddle cannot send between; "
-            "restrict the search with level='o1'"
+            "restrict the search with search_space={'layer_meshes': 'one'}"
         )
 
 

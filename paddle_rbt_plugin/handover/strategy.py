@@ -81,9 +81,12 @@ def as_the_program_runs(
 ) -> list[Constraint]:
     """What annotating a program cannot change: it accumulates, recomputes and shards as the strategy around it says."""
     if legacy:
-        executed = [Constraint("executing a legacy program", {"sequence_parallel": (False,), "vpp": (1,)})]
+        executed = [
+            Constraint("executing a legacy program", {"sequence_parallel": (False,), "vpp": (1,), "layer_meshes": ("one",)})
+        ]
     else:
-        kept = {"sequence_parallel": (False,), "schedule": ("1F1B", "FThenB"), "vpp": (1,)}
+        kept: dict[str, tuple] = {"sequence_parallel": (False,), "schedule": ("1F1B", "FThenB"), "vpp": (1,)}
+        kept["layer_meshes"] = ("one",)
         executed = [Constraint("executing a PIR program in this version", kept)]
         if not pipeline:
             executed.append(Constraint("executing a PIR program without a pipeline pass", {"pp": (1,)}))

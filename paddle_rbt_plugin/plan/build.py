@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 
 from paddle_rbt_plugin.cluster import Cluster, stage_meshes
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
@@ -46,6 +47,7 @@ def make_plan(
         notes=(
             *notes,
             *result.notes,
+            *not_applied(result),
             *_rewrites(analysis, result),
             *(f"pattern match dropped: {d.match.pattern}: {d.reason}" for d in _notable(analysis)),
         ),
@@ -64,12 +66,52 @@ def plan_estimate(estimate: Estimate) -> PlanEstimate:
 
 
 def _stages(result: SearchResult, cluster: Cluster, best: Candidate) -> tuple[Stage, ...]:
-    """One entry per model chunk in model order; with interleaving, chunks share the devices of their stage."""
+    """One entry per run of layers with one strategy, in model order; entries of one pipeline stage share its devices."""
     meshes = stage_meshes(cluster, best.pp, best.dp, best.mp, best.axes)
-    chunks = [
-        (layers, meshes[stage.index]) for stage in make_stages(result.completion, best.pp, best.vpp) for layers in stage.layers
-    ]
-    return tuple(Stage(layers, mesh.ranks, mesh.shape, mesh.axes) for layers, mesh in sorted(chunks, key=lambda c: c[0]))
+    layers = result.best.layers
+    differ = layers is not None and len({s.recompute for s in layers}) > 1
+    entries = []
+    for stage in make_stages(result.completion, best.pp, best.vpp, result.best.stage_layers):
+        devices = meshes[stage.index].ranks
+        if result.ranks is not None:
+            devices = tuple(result.ranks[r] for r in devices)
+        for first, last in stage.layers:
+            if layers is None:
+                mesh = meshes[stage.index]
+                entries.append(Stage((first, last), devices, mesh.shape, mesh.axes))
+                continue
+            for strategy, run in groupby(range(first, last + 1), key=lambda i: layers[i]):
+                numbers, mesh = list(run), strategy.completion.mesh
+                entries.append(
+                    Stage((numbers[0], numbers[-1]), devices, mesh.shape, mesh.axes, strategy.recompute if differ else None)
+                )
+    return tuple(sorted(entries, key=lambda e: e.layers))
+
+
+def not_applied(result: SearchResult) -> tuple[str, ...]:
+    """What of the plan none of the hand-overs makes Paddle do by itself, and what to do about it."""
+    best, notes = result.best.candidate, []
+    if best.sequence_parallel:
+        notes.append("sequence parallelism: build the model with it (PIR programs are annotated without sequence dimension)")
+    if best.schedule == "VPP":
+        notes.append(
+            f"interleaving {best.vpp} chunks per stage: Paddle assigns chunks by the names of Layers, set "
+            "strategy.pipeline.vpp_seg_method; search_space={'schedule': '1F1B'} plans what is applied"
+        )
+    if best.recompute != "none":
+        notes.append(
+            f"{best.recompute} recomputation: wrap "
+            + ("the layers" if best.recompute == "full" else "the attention cores")
+            + " in paddle.distributed.fleet.utils.recompute and set strategy.recompute.enable"
+        )
+    layers = result.best.layers or ()
+    if len({s.recompute for s in layers}) > 1:
+        notes.append("recomputation of some layers only: see the stages of the plan")
+    if len({s.completion.mesh for s in layers}) > 1:
+        notes.append("layers of one stage on differently arranged devices; search_space={'layer_meshes': 'one'} avoids it")
+    if result.ranks is not None:
+        notes.append("stages in another order than the ranks of the cluster: start the job with its machines in that order")
+    return tuple(f"recommended, not applied: {note}" for note in notes)
 
 
 def _tensors(analysis: Analysis, result: SearchResult, stages: tuple[Stage, ...]) -> dict[str, TensorPlacement]:
@@ -82,10 +124,12 @@ def _tensors(analysis: Analysis, result: SearchResult, stages: tuple[Stage, ...]
             continue
         match = claims[t.index][1] if t.index in claims else None
         op = graph.producer(t.index) or next(iter(graph.consumers(t.index)), None)
-        stage = stage_of_layer[layer_of[op.index]] if op is not None else 0
+        layer = layer_of[op.index] if op is not None else 0
+        stage = stage_of_layer[layer]
+        completion = result.best.layers[layer].completion if result.best.layers else result.completion
         tensors[t.name] = TensorPlacement(
             stage,
-            result.completion.placements[t.index].dims_mapping,
+            completion.placements[t.index].dims_mapping,
             match.pattern if match else None,
             match.distribution if match else None,
             t.kind,

@@ -1,7 +1,8 @@
 """The search: analysis of a program, the space of candidates, and the levels that walk it."""
 
 from paddle_rbt_plugin.search.analysis import Analysis, analyse
-from paddle_rbt_plugin.search.o1 import search_o1
+from paddle_rbt_plugin.search.levels import run_level
+from paddle_rbt_plugin.search.o1 import Search, search_o1
 from paddle_rbt_plugin.search.result import Evaluated, SearchResult
 from paddle_rbt_plugin.search.space import Rejected, SearchSpace, candidate_dict, candidates
 
@@ -9,10 +10,12 @@ __all__ = [
     "Analysis",
     "Evaluated",
     "Rejected",
+    "Search",
     "SearchResult",
     "SearchSpace",
     "analyse",
     "candidate_dict",
     "candidates",
+    "run_level",
     "search_o1",
 ]

@@ -31,6 +31,7 @@ from paddle_rbt_plugin.cost.memory import gradient_itemsize, state_bytes
 from paddle_rbt_plugin.cost.pipeline import in_flight
 from paddle_rbt_plugin.cost.segments import Machine
 from paddle_rbt_plugin.cost.shared import SharedCosts
+from paddle_rbt_plugin.cost.sizes import Sizes
 from paddle_rbt_plugin.cost.stage_cost import boundary_bytes
 from paddle_rbt_plugin.cost.stages import even_split, foreign_params
 from paddle_rbt_plugin.cost.update import exposed_seconds, gradient_sync_seconds, update_seconds
@@ -117,7 +118,7 @@ class Bounds:
         added, largest = [], []
         for i in layout.distinct:
             work = self.shared.work(completion.work[i])
-            sizes = self._sizes(completion, candidate, i)
+            sizes = self.sizes(completion, candidate, i)
             cost = self.shared.segment(work, completion.layers.segments[i].is_block, machine, sizes, candidate)
             backward = cost.recompute + cost.backward
             reduced = dict.fromkeys(("dp", "mp"), 0)
@@ -132,7 +133,8 @@ class Bounds:
         held = layout.counts[:, :, None] > 0
         return LayerRows(layout.counts @ np.array(added, float), np.where(held, np.array(largest, float)[None], 0.0).max(1))
 
-    def _sizes(self, completion: Completion, candidate: Candidate, segment: int) -> Any:
+    def sizes(self, completion: Completion, candidate: Candidate, segment: int) -> Sizes:
+        """Local sizes of a segment's values."""
         scale = candidate.micro_batch * completion.mesh.degree("dp") / completion.batch
         work = self.shared.work(completion.work[segment])
         return self.shared.sizes(work, completion.mesh, scale, candidate.sequence_parallel)
@@ -162,7 +164,7 @@ class Bounds:
             rows = self.rows(completion, candidate, s * size)
             added[:, here] = np.add.reduceat(rows.added, starts, axis=0).reshape(chunks, pp, 8)[:, here]
             largest[:, here] = np.maximum.reduceat(rows.largest, starts, axis=0).reshape(chunks, pp, 3)[:, here]
-        send = self._send(completion, candidate, pp)
+        send = self.send(completion, candidate)
         ahead = np.maximum(added[..., FORWARD], added[..., FORWARD_LAUNCHES] * c.host_launch_s) + send
         back = np.maximum(added[..., BACKWARD], added[..., BACKWARD_LAUNCHES] * c.host_launch_s) + send
         total = added.sum(0)
@@ -197,13 +199,21 @@ class Bounds:
         of = np.array([numbers.setdefault(id(m), s) for s, (_, m) in enumerate(self._machines(mesh, pp))])
         return [(s, of == s) for s in numbers.values()]
 
-    def _send(self, completion: Completion, candidate: Candidate, pp: int) -> np.ndarray:
+    def tied_parameters(self, completion: Completion) -> np.ndarray:
+        """Per layer, elements on one device of parameters that it reads and an earlier layer holds."""
+        found = np.zeros(completion.layers.count)
+        for reading, _, numel in self._layout(completion).tied:
+            found[reading] += numel
+        return found
+
+    def send(self, completion: Completion, candidate: Candidate) -> np.ndarray:
         """Seconds in which each stage hands a hidden state on, see ``StageCosting``."""
+        pp = candidate.pp
         if pp == 1:
             return np.zeros(1)
         mesh = completion.mesh
         last = max(i for i, s in enumerate(completion.layers.segments) if s.is_block)
-        whole = boundary_bytes(self.shared.work(completion.work[last]), self._sizes(completion, candidate, last))
+        whole = boundary_bytes(self.shared.work(completion.work[last]), self.sizes(completion, candidate, last))
         key = (mesh.axes, mesh.shape, pp, whole, candidate.sequence_parallel)
         if key not in self._sends:
             self._sends[key] = np.array([self._send_seconds(completion, candidate, s, whole) for s in range(pp)])

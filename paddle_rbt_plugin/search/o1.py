@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from paddle_rbt_plugin.cluster import Cluster, describe_axis, stage_meshes
+from paddle_rbt_plugin.cluster import Cluster, stage_meshes
 from paddle_rbt_plugin.completion import Completion
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.cost.estimate import estimate
@@ -71,6 +71,12 @@ class Search:
         self.deadline = Deadline(time_limit)
         self.shared = SharedCosts(cluster, training)
         self.bounds = Bounds(self.shared, memory_reserve)
+
+    def on(self, cluster: Cluster) -> Search:
+        """The same search on another cluster, under the same deadline."""
+        other = Search(self.analysis, cluster, self.training, self.space, self.memory_reserve, self.progress)
+        other.deadline = self.deadline
+        return other
 
     def completion(self, candidate: Candidate) -> Completion:
         """The completion of a stage's mesh."""
@@ -133,7 +139,7 @@ def run_o1(search: Search) -> SearchResult:
     notes = (search.deadline.stopped,) if search.deadline.stopped else ()
     winner = ranked[0]
     completion = search.completion(winner.candidate)
-    return SearchResult(winner, completion, tuple(ranked), tuple(rejected), considered, search.cluster, notes)
+    return SearchResult(winner, completion, tuple(ranked), tuple(rejected), considered, notes)
 
 
 def _bound(search: Search, degrees: Degrees, misses: Misses) -> tuple[list[Bounded], int, list[Rejected]]:
@@ -186,9 +192,3 @@ def _best_first(search: Search, bounded: Sequence[Bounded], count: int) -> dict[
 def _ascending(bounded: Sequence[Bounded]) -> Iterator[tuple[float, Candidate]]:
     for bound, _, candidate in sorted(bounded, key=lambda b: b[:2]):
         yield bound, candidate
-
-
-def where_axes_run(cluster: Cluster, candidate: Candidate) -> list[str]:
-    """Sentences on where the groups of each axis of the winner communicate, for the explanation."""
-    mesh = stage_meshes(cluster, candidate.pp, candidate.dp, candidate.mp, candidate.axes)[0]
-    return [describe_axis(mesh, axis, cluster) for axis in mesh.axes]

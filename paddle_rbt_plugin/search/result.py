@@ -44,9 +44,9 @@ class SearchResult:
     rejected: tuple[Rejected, ...]
     considered: int
     """Candidates whose cost was computed or bounded."""
-    cluster: Cluster
-    """The cluster that the ranks are of: level o3 may order its groups otherwise."""
     notes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] | None = None
+    """Where level o3 reorders the groups of the cluster: the rank in the cluster of each rank in the plan."""
 
 
 def order_of(candidate: Candidate) -> tuple[str, ...]:

@@ -28,7 +28,12 @@ from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.search.analysis import Analysis
 
 _INTEGERS = ("pp", "dp", "mp", "micro_batch", "accumulate_steps", "sharding_stage", "vpp")
-_CHOICES = {"recompute": ("none", "selective", "full"), "schedule": ("FThenB", "1F1B", "VPP"), "order": ("dp_mp", "mp_dp")}
+_CHOICES = {
+    "recompute": ("none", "selective", "full"),
+    "schedule": ("FThenB", "1F1B", "VPP"),
+    "order": ("dp_mp", "mp_dp"),
+    "layer_meshes": ("one", "any"),
+}
 _ALL: dict[str, tuple[Any, ...]] = {**_CHOICES, "sharding_stage": (0, 1, 2, 3), "sequence_parallel": (False, True)}
 MAX_MICRO_BATCH = 32
 """Samples; a larger micro batch is searched where it is asked for."""
@@ -61,6 +66,8 @@ class SearchSpace:
     schedule: tuple[str, ...] | None = None
     vpp: tuple[int, ...] | None = None
     order: tuple[str, ...] | None = None
+    layer_meshes: tuple[str, ...] | None = None
+    """Level o2: ``one`` arrangement of devices for all layers of a plan, or ``any`` for each layer."""
     reasons: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Who fixed a dimension, where it was not the user's search space: shown with the rejections that follow from it."""
 

@@ -1,0 +1,220 @@
+"""Level o2: every layer has its own strategy, and stages are cut where it is best.
+
+    minimise   T = sum_s t_s + (m - 1) max_s t_s
+    over       cuts of the layers into pp runs, and a strategy for each layer of each run
+    with       memory of every run <= device memory less reserve
+
+T is the makespan of FThenB and 1F1B with m micro batches and equal stages; t and the memory of a run are defined in ``runs``.
+For each way to divide devices and batch (``_settings``) the dynamic programme ``cut`` goes over (layers done, stages done) and
+keeps every (sum t, max t) that no other beats, so the best of all cuts and strategies is found; ``tests/test_search_o2.py``
+compares it with trying everything. Left out is only what cannot beat what is already found: settings by ``_least``, runs by
+``_slack``.
+
+The winner of each setting is then estimated as any other candidate, pipeline simulated, and the best estimate wins. The winner
+of level o1 takes part, so level o2 is never worse. The interleaved schedule, whose chunks Paddle cuts evenly, comes from o1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from paddle_rbt_plugin.cost.candidate import Candidate
+from paddle_rbt_plugin.cost.estimate import estimate
+from paddle_rbt_plugin.cost.pipeline import in_flight
+from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
+from paddle_rbt_plugin.search.o1 import Search, run_o1
+from paddle_rbt_plugin.search.result import Evaluated, SearchResult
+from paddle_rbt_plugin.search.runs import Option, StageRuns, Way, option_of
+from paddle_rbt_plugin.search.space import variants, ways
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A way to run all layers: what the objective says, and per stage how many layers and the options of each."""
+
+    seconds: float
+    stage_layers: tuple[int, ...]
+    options: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all layers have in common; ``options`` are the strategies they choose from. ``candidate`` is that of the first."""
+
+    candidate: Candidate
+    options: tuple[Option, ...]
+
+
+def run_o2(search: Search) -> SearchResult:
+    """Level o2 of a search. Raises NoFeasiblePlan where no candidate with one strategy for all layers fits."""
+    return refine(search, run_o1(search))
+
+
+def refine(search: Search, result: SearchResult) -> SearchResult:
+    """The result with layer-wise plans that beat its winner, if there are any."""
+    best, found = result.best, list(result.feasible)
+    settings = sorted(((_least(search, s), i, s) for i, s in enumerate(_settings(search))), key=lambda entry: entry[:2])
+    for done, (least, _, setting) in enumerate(settings):
+        search.progress(done, len(settings))
+        if least >= best.estimate.step_time_s:
+            break
+        if search.deadline.passed(f"{len(settings) - done} of {len(settings)} settings of level o2 are not tried"):
+            break
+        cut = best_cut(search, setting, best.estimate.step_time_s)
+        if cut is None:
+            continue
+        evaluated = _evaluate(search, setting, cut)
+        if evaluated.estimate.fits:
+            found.append(evaluated)
+            best = min(best, evaluated, key=lambda e: e.rank)
+    search.progress(len(settings), len(settings))
+    notes = (search.deadline.stopped,) if search.deadline.stopped else result.notes
+    ranked = tuple(sorted(found, key=lambda e: e.rank))
+    completion = search.completion(best.candidate)
+    return replace(result, best=best, completion=completion, feasible=ranked, notes=notes)
+
+
+def _settings(search: Search) -> Iterator[Setting]:
+    """Every combination of what layers have in common, with the strategies that fit it."""
+    found, _ = ways(search.analysis, search.cluster, search.training, search.space)
+    members: dict[tuple[object, ...], list[Candidate]] = {}
+    for degrees in found:
+        for c in variants(search.analysis, search.training, search.space, degrees):
+            if c.vpp == 1 and c.schedule != "VPP":
+                common = (c.pp, c.dp * c.micro_batch, c.axes, c.sequence_parallel, c.schedule, c.sharding_stage)
+                mesh = (c.dp, c.mp) if search.space.forbids("layer_meshes", "any") else ()
+                members.setdefault((*common, *mesh), []).append(c)
+    lost: dict[tuple[object, ...], str] = {}
+    for candidates in members.values():
+        options = []
+        for c in candidates:
+            completion = search.completion(c)
+            key = (completion.mesh.axes, completion.mesh.shape)
+            if key not in lost:
+                lost[key] = search.analysis.lost_sharding(completion)
+            if not lost[key]:
+                options.append(option_of(c, LayerStrategy(completion, c.recompute), c.dp * c.micro_batch))
+        if options:
+            yield Setting(options[0].candidate, tuple(options))
+
+
+def _least(search: Search, setting: Setting) -> float:
+    """Less than any plan of the setting takes: every layer as fast as it can be, the layers spread evenly over the stages."""
+    c = setting.candidate
+    first = _stage_runs(search, setting, 0)
+    total = float(first.least_seconds().sum())
+    if not search.cluster.is_homogeneous:
+        others = [_stage_runs(search, setting, s).least_seconds() for s in range(1, c.pp)]
+        total = float(np.minimum.reduce([first.least_seconds(), *others]).sum()) if others else total
+    return total + (c.accumulate_steps - 1) * total / c.pp
+
+
+def best_cut(search: Search, setting: Setting, below: float = np.inf) -> Cut | None:
+    """The best cut and strategies of a setting, or None where nothing fits or nothing takes less than ``below`` seconds."""
+    c, layers = setting.candidate, search.analysis.layers.count
+    slack = _slack(search, setting, below)
+    stages = [_stage_runs(search, setting, s, slack) for s in range(c.pp)]
+    most = [min(layers, stage.most_layers()) for stage in stages]
+    for stage in stages:
+        stage.least_layers = max(1, layers - sum(most) + most[stage.stage])
+        if stage.least_layers > most[stage.stage]:
+            return None
+    return cut(stages, layers, c.accumulate_steps, below)
+
+
+def _slack(search: Search, setting: Setting, below: float) -> float:
+    """By how much a run may exceed its fastest strategies: with an excess e, T >= (1 + (m - 1) / pp) (fastest layers + e)."""
+    c = setting.candidate
+    least = _least(search, setting)
+    return (below - least) / (1 + (c.accumulate_steps - 1) / c.pp)
+
+
+def _stage_runs(search: Search, setting: Setting, stage: int, slack: float = np.inf) -> StageRuns:
+    c, constants = setting.candidate, search.shared.constants
+    completion = setting.options[0].strategy.completion
+    device, _ = search.shared.machine(completion.mesh, stage * completion.mesh.size)
+    reduces = search.training.mode == "train" and any(o.dp > 1 for o in setting.options)
+    limit = device.memory * (1.0 - search.memory_reserve) - (constants.bucket_bytes if reduces else 0.0)
+    flying = in_flight(c.schedule, stage, c.pp, c.accumulate_steps)
+    return StageRuns(search.bounds, setting.options, stage, c.accumulate_steps, flying, limit, slack)
+
+
+@dataclass(frozen=True)
+class _Partial:
+    """The first stages: sum and maximum of their times."""
+
+    total: float
+    longest: float
+    stage_layers: tuple[int, ...] = ()
+    options: tuple[int, ...] = ()
+
+    def then(self, way: Way) -> _Partial:
+        return _Partial(
+            self.total + way.seconds,
+            max(self.longest, way.seconds),
+            (*self.stage_layers, len(way.options)),
+            (*self.options, *way.options),
+        )
+
+    def seconds(self, steps: int) -> float:
+        return self.total + (steps - 1) * self.longest
+
+
+def cut(stages: Sequence[StageRuns], layers: int, steps: int, below: float = np.inf) -> Cut | None:
+    """The dynamic programme over (layers done, stages done)."""
+    rest = _rest(stages)
+    reached: dict[int, list[_Partial]] = {0: [_Partial(0.0, 0.0)]}
+    for s, stage in enumerate(stages):
+        following: dict[int, list[_Partial]] = {}
+        left = len(stages) - s - 1
+        for start, partials in reached.items():
+            for end, way in enumerate(stage.ends(start, layers - 1 - left), start):
+                if left == 0 and end != layers - 1:
+                    continue
+                ahead = rest[end + 1]
+                for new in (partial.then(way) for partial in partials):
+                    longest = max(new.longest, ahead / left if left else 0.0)
+                    if new.total + ahead + (steps - 1) * longest < below:
+                        following.setdefault(end + 1, []).append(new)
+        reached = {done: _best(partials) for done, partials in following.items()}
+    complete = reached.get(layers, [])
+    if not complete:
+        return None
+    best = min(complete, key=lambda p: (p.seconds(steps), p.stage_layers, p.options))
+    return Cut(best.seconds(steps), best.stage_layers, best.options)
+
+
+def _rest(stages: Sequence[StageRuns]) -> np.ndarray:
+    """From each layer on, the least time that the layers take that follow."""
+    least = np.minimum.reduce([stage.least_seconds() for stage in stages])
+    return np.concatenate((np.cumsum(least[::-1])[::-1], [0.0]))
+
+
+def _best(partials: list[_Partial]) -> list[_Partial]:
+    """Those that no other beats."""
+    kept: list[_Partial] = []
+    for p in sorted(partials, key=lambda p: (p.total, p.longest, p.stage_layers, p.options)):
+        if not kept or p.longest < kept[-1].longest:
+            kept.append(p)
+    return kept
+
+
+def _evaluate(search: Search, setting: Setting, found: Cut) -> Evaluated:
+    """The exact cost of a cut. The candidate it is reported as has the strategy of most layers."""
+    most = max(set(found.options), key=lambda i: (found.options.count(i), -i))
+    candidate = setting.options[most].candidate
+    layers = tuple(setting.options[i].strategy for i in found.options)
+    cost = estimate(
+        search.completion(candidate),
+        candidate,
+        search.cluster,
+        search.training,
+        memory_reserve=search.memory_reserve,
+        stage_layers=found.stage_layers,
+        layers=layers,
+        shared=search.shared,
+    )
+    return Evaluated(candidate, cost, found.stage_layers, layers)
