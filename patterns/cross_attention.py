@@ -4,7 +4,7 @@ softmax(heads(x Wq + bq) heads(m Wk + bk)^T ...) heads(m Wv + bv).
 Column parallel, as in self-attention: each rank of ``mp`` holds whole heads.
 """
 
-from paddle_rbt_plugin.pattern import Builder, Pattern, attention_core, projected_heads
+from paddle_rbt_plugin.pattern import BIASES, Builder, Pattern, attention_core, projected_heads
 from paddle_rbt_plugin.plugins import hookimpl
 
 
@@ -14,8 +14,8 @@ class CrossAttention(Pattern):
     name = "cross_attention"
 
     def build(self, g: Builder) -> None:
-        x, memory = g.tensor("x"), g.tensor("memory")
-        attention_core(g, projected_heads(g, x, "q"), *(projected_heads(g, memory, name) for name in ("k", "v")))
+        sources, biased = {"q": g.tensor("x")} | dict.fromkeys("kv", g.tensor("memory")), g.choose(*BIASES)
+        attention_core(g, *(projected_heads(g, x, name, bias=name in biased) for name, x in sources.items()))
 
     shard = {
         "x": ("dp", ..., None),

@@ -4,7 +4,7 @@ Column parallel, then row parallel. The gate's columns come first and the other 
 its share of both: weight and projection are divided all the same, and Paddle gathers their result before it is cut.
 """
 
-from paddle_rbt_plugin.pattern import Builder, Pattern
+from paddle_rbt_plugin.pattern import Builder, Occurrence, Pattern, Spec
 from paddle_rbt_plugin.plugins import hookimpl
 
 ACTIVATIONS = {"silu", "swish", "gelu", "relu", "sigmoid"}
@@ -22,24 +22,32 @@ class FusedGatedFFN(Pattern):
             gate, up = (g.chain(PARTING, both, at_most=1) for _ in range(2))
             wide = g.op("multiply", g.op(ACTIVATIONS, gate), up)
         else:
-            parts = [g.chain(PARTING, both, at_most=1) for _ in range(g.choose(1, 2))]
-            wide = g.op("swiglu", *parts)
+            wide = g.op("swiglu", g.chain(PARTING, both, at_most=1), name="swiglu")
         wide = g.chain({"dropout", "cast"}, wide, at_most=2)
         g.linear(wide, g.param("down_weight", ndim=2), g.param("down_bias", ndim=1))
 
-    shard = {
-        "x": ("dp", ..., None),
-        "gate_up_weight": (None, "mp"),
-        "gate_up_bias": ("mp",),
-        "down_weight": ("mp", None),
-        "down_bias": (None,),
-    }
+    def shard(self, match: Occurrence) -> dict[str, Spec]:
+        swiglu = match.producer("swiglu") if "swiglu" in match else None
+        if swiglu is not None and not all(_is_part(match, operand) for operand in swiglu.operands[1:]):
+            return {}  # gate and up have weights of their own
+        return {
+            "x": ("dp", ..., None),
+            "gate_up_weight": (None, "mp"),
+            "gate_up_bias": ("mp",),
+            "down_weight": ("mp", None),
+            "down_bias": (None,),
+        }
 
     dim_names = {
         "x": ("batch", ..., "hidden size"),
         "gate_up_weight": ("hidden size", "twice the feed-forward size"),
         "down_weight": ("feed-forward size", "hidden size"),
     }
+
+
+def _is_part(match: Occurrence, tensor: int) -> bool:
+    producer = match.graph.producer(tensor)
+    return producer is not None and producer.type in PARTING
 
 
 @hookimpl

@@ -1,9 +1,10 @@
 """Projections of multi-query attention (arXiv 1911.02150): many heads of queries share one of keys and values.
 
-The queries are column parallel. One head cannot be split, so every rank of ``mp`` computes the keys and values whole.
+The queries are column parallel. One head cannot be split, so every rank of ``mp`` computes the keys and values whole,
+takes what its queries need, and gathers the gradients of that.
 """
 
-from paddle_rbt_plugin.pattern import Builder, Pattern, attention_core, projected_heads
+from paddle_rbt_plugin.pattern import BIASES, Builder, Pattern, attention_core, projected_heads
 from paddle_rbt_plugin.plugins import hookimpl
 
 
@@ -13,8 +14,9 @@ class MultiQuery(Pattern):
     name = "multi_query"
 
     def build(self, g: Builder) -> None:
-        x = g.tensor("x")
-        attention_core(g, projected_heads(g, x, "q"), *(projected_heads(g, x, name, heads=1) for name in ("k", "v")))
+        x, biased = g.tensor("x"), g.choose(*BIASES)
+        q = projected_heads(g, x, "q", bias="q" in biased)
+        attention_core(g, q, *(projected_heads(g, x, name, bias=name in biased, heads=1) for name in "kv"))
 
     shard = {
         "x": ("dp", ..., None),

@@ -5,7 +5,7 @@ Column parallel: each rank of ``mp`` holds whole heads. Where queries share keys
 they decide which degrees are legal. A single head of keys and values is the business of ``multi_query``.
 """
 
-from paddle_rbt_plugin.pattern import Builder, Pattern, attention_core, projected_heads
+from paddle_rbt_plugin.pattern import BIASES, Builder, Pattern, attention_core, projected_heads
 from paddle_rbt_plugin.plugins import hookimpl
 
 
@@ -15,8 +15,8 @@ class QKV(Pattern):
     name = "qkv"
 
     def build(self, g: Builder) -> None:
-        x = g.tensor("x")
-        attention_core(g, *(projected_heads(g, x, name) for name in ("q", "k", "v")))
+        x, biased = g.tensor("x"), g.choose(*BIASES)
+        attention_core(g, *(projected_heads(g, x, name, bias=name in biased) for name in "qkv"))
 
     shard = {
         "x": ("dp", ..., None),

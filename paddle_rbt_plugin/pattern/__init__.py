@@ -1,12 +1,13 @@
 """How a pattern is written, its shard specs, and the matcher that finds it in a graph."""
 
-from paddle_rbt_plugin.pattern.attention import FUSED_CORES, HEAD_OPS, SCORE_OPS, attention_core, projected_heads
+from paddle_rbt_plugin.pattern.attention import BIASES, FUSED_CORES, HEAD_OPS, SCORE_OPS, attention_core, projected_heads
 from paddle_rbt_plugin.pattern.builder import Builder, TensorNode
 from paddle_rbt_plugin.pattern.match import DroppedMatch, Match, MatchResult, match_all
 from paddle_rbt_plugin.pattern.pattern import CompiledPattern, Occurrence, Pattern, compile_pattern
 from paddle_rbt_plugin.pattern.spec import ExpandedSpec, Spec, dims_mapping, expand
 
 __all__ = [
+    "BIASES",
     "FUSED_CORES",
     "HEAD_OPS",
     "SCORE_OPS",

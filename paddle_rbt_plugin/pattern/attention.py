@@ -26,10 +26,22 @@ FUSED_CORES = frozenset(
 """Ops that are a whole attention core; their first operands are query, key and value."""
 
 
-def projected_heads(g: Builder, x: TensorNode, name: str, *, heads: int | None = None, at_most: int = 12) -> TensorNode:
-    """A projection ``{name}_weight``, ``{name}_bias`` of ``x``, as ``{name}_heads`` [batch, sequence, heads, head size], and
-    on to where the core reads it. ``heads=1`` takes a single head only, ``heads=None`` takes several only."""
-    projected = g.linear(x, g.param(f"{name}_weight", ndim=2), g.param(f"{name}_bias", ndim=1))
+BIASES = ("qkv", "", "qv")
+"""Which projections of an attention have a bias: all, none, or all but the keys, whose bias the softmax would cancel."""
+
+
+def projected_heads(
+    g: Builder, x: TensorNode, name: str, *, bias: bool | None = None, heads: int | None = None, at_most: int = 12
+) -> TensorNode:
+    """A projection ``{name}_weight`` of ``x``, plus ``{name}_bias``, as ``{name}_heads`` [batch, sequence, heads, head size],
+    and on to where the core reads it. ``bias=None`` leaves open whether there is a bias, which doubles the variants.
+    ``heads=1`` takes a single head only, ``heads=None`` takes several only."""
+    weight = g.param(f"{name}_weight", ndim=2)
+    if bias is None:
+        bias = g.choose(True, False)
+    projected = g.linear(x, weight)
+    if bias:
+        projected = g.cast(g.op("add", projected, g.cast(g.param(f"{name}_bias", ndim=1))))
     fits = (lambda t: t.shape[2] == 1) if heads == 1 else (lambda t: t.shape[2] > 1)
     return g.chain(HEAD_OPS, g.op("reshape", projected, name=f"{name}_heads", ndim=4, where=fits), at_most=at_most)
 

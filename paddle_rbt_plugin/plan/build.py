@@ -49,6 +49,8 @@ def make_plan(
             *result.notes,
             *not_applied(result),
             *_rewrites(analysis, result),
+            *(f"pattern {name}: its search was cut short, matches may be missing" for name in analysis.matches.incomplete),
+            *(f"pattern {name}: left out, it raised {error}" for name, error in analysis.matches.failed.items()),
             *(f"pattern match dropped: {d.match.pattern}: {d.reason}" for d in _notable(analysis)),
         ),
     )

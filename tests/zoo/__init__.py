@@ -66,6 +66,7 @@ ZOO = {
     ),
     "LLaMA-2": Model(llama.llama2, _text("tokens", "labels")),
     "LLaMA-3": Model(llama.llama3, _text("tokens", "labels")),
+    "Multi-query": Model(llama.multi_query, _text("tokens", "labels")),
     "Qwen": Model(llama.qwen, _text("tokens", "labels")),
     "Mixtral": Model(mixtral.mixtral, _text("tokens", "labels")),
 }
