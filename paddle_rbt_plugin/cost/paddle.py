@@ -119,8 +119,9 @@ def _bytes_cost(op_type: str, bandwidth: float) -> type:
 
     def calc_time(cost: Any) -> float:
         desc = cost.op_desc or {}
-        values = [v for side in ("inputs", "outputs") for slot in desc.get(side, {}).values() for v in slot]
-        return sum(prod(shape) * _width(dtype) for dtype, shape in values) / bandwidth * 1e6
+        read = [(desc.get("dtype"), shape) for slot in desc.get("inputs", {}).values() for shape in slot]  # has no dtypes
+        written = [value for slot in desc.get("outputs", {}).values() for value in slot]
+        return sum(prod(shape) * _width(dtype) for dtype, shape in (*read, *written)) / bandwidth * 1e6
 
     return type(f"{op_type}_cost", (CompOpCost,), {"OP_TYPE": op_type, "calc_flops": calc_flops, "calc_time": calc_time})
 

@@ -17,6 +17,8 @@ from paddle_rbt_plugin.graph.pir import Reader
 
 _CONTROL_FLOW = ("while", "conditional_block", "conditional_block_infer", "recurrent", "py_func", "pylayer")
 _FEED_OPS = ("feed", "fetch", "data")
+# Fused ops of the legacy attention: what they are to patterns and completion, the fusion being a matter of the kernel.
+_ALIASES = {"fused_softmax_mask_upper_triangle": ("softmax", {"axis": -1})}
 _FORWARD_ROLES = (0, 256)  # OpRole.Forward, OpRole.Forward | OpRole.Loss
 
 
@@ -93,6 +95,10 @@ class _LegacyReader(Reader):
     def _op(self, source: int, op: Any) -> None:
         super()._op(source, op)
         new = self.ops[-1]
+        if new.type in _ALIASES:
+            type_, attrs = _ALIASES[new.type]
+            slots = {"inputs": {"x": new.operands}, "outputs": {"out": new.results}}
+            new = self.ops[-1] = replace(new, type=type_, attrs=attrs, **slots)
         stops = all(self.tensors[t].stop_gradient for t in new.operands)
         stops = stops or all(self.tensors[t].stop_gradient for t in new.results)
         for t in new.results:
