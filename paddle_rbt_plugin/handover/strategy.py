@@ -116,7 +116,7 @@ def to_strategy(plan: Plan) -> Any:
         strategy.gradient_merge.k_steps = plan.accumulate_steps
         strategy.gradient_merge.avg = True
     if plan.recompute != "none":
-        strategy.recompute.enable = True
+        strategy._recompute.enable = True  # not public on this class, but what dist.to_static hands on
     if plan.sharding_stage:
         strategy.sharding.enable = True
         strategy.sharding.stage = plan.sharding_stage

@@ -1,0 +1,198 @@
+"""Speed, scale and judgement of the search. Nothing is executed on devices; Paddle's import is not counted.
+
+    python benchmarks/search.py --speed             GPT-3 175B and LLaMA-3 405B, the levels, time and memory
+    python benchmarks/search.py --curve             time over layers and devices
+    python benchmarks/search.py --experts FILE      published configurations against what the planner finds
+    python benchmarks/search.py --reference PYTHON  24-layer GPT on one machine of 8 against Paddle's own tuner, run by PYTHON,
+                                                    an interpreter with paddlepaddle 3.1.1
+
+Every measurement runs in a process of its own, so that peak memory is its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from paddle_rbt_plugin.config import Settings
+from paddle_rbt_plugin.cost.candidate import Candidate
+from paddle_rbt_plugin.handover.configs import config_graph
+from paddle_rbt_plugin.models import GPTConfig, named_config
+from paddle_rbt_plugin.plugins import load_plugins
+from paddle_rbt_plugin.runs import read_runs
+from paddle_rbt_plugin.runs.predict import run_cluster, run_config, run_training
+from paddle_rbt_plugin.search import Analysis, Evaluated, Search, SearchSpace, analyse, candidates
+from paddle_rbt_plugin.search.o1 import run_o1
+from paddle_rbt_plugin.tuner import tune_graph
+
+REFERENCE_LAYERS = 24
+MOST = 50
+"""Ranks are counted up to this."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--curve", action="store_true")
+    parser.add_argument("--experts", type=Path)
+    parser.add_argument("--reference", type=Path)
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        print("RESULT" + json.dumps(measure(**json.loads(arguments.measure))))
+    if arguments.speed:
+        speed()
+    if arguments.curve:
+        curve()
+    if arguments.experts:
+        experts(arguments.experts)
+    if arguments.reference:
+        reference(arguments.reference)
+
+
+def measure(model: Any, cluster: str, batch: int, level: str = "o1", space: Any = None) -> dict[str, Any]:
+    """Plans once; seconds by part, and the most memory the process had."""
+    start, cpu = time.perf_counter(), time.process_time()
+    graph = config_graph(named_config(model) if isinstance(model, str) else GPTConfig(**model), batch)
+    traced = time.perf_counter()
+    precision = "bf16" if "100" in cluster and "V100" not in cluster else "fp16"
+    plan = tune_graph(
+        graph, Settings(cluster=cluster, level=level, search_space=space), precision=precision, global_batch=batch
+    )
+    return {
+        "wall_s": time.perf_counter() - start,
+        "cpu_s": time.process_time() - cpu,
+        "tracing_s": traced - start,
+        "memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "plan": {**plan.degrees, "micro_batch": plan.micro_batch, "recompute": plan.recompute, "vpp": plan.vpp},
+        "step_time_s": plan.estimate.step_time_s,
+    }
+
+
+def measured(**what: Any) -> dict[str, Any]:
+    """``measure`` in a process of its own."""
+    command = [sys.executable, "-W", "ignore", __file__, "--measure", json.dumps(what)]
+    run = subprocess.run(command, capture_output=True, text=True)
+    lines = [line for line in run.stdout.splitlines() if line.startswith("RESULT")]
+    if not lines:
+        raise SystemExit(f"{what} failed:\n{run.stderr[-2000:]}")
+    return json.loads(lines[0].removeprefix("RESULT"))
+
+
+def speed() -> None:
+    """Whole plans, tracing included."""
+    rows = [
+        ("gpt3-175b", "128x8:A100-80G", 1536, "o1"),
+        ("gpt3-175b", "128x8:A100-80G", 1536, "o2"),
+        ("llama3-405b", "2048x8:H100", 2048, "o1"),
+        ("gpt3-13b", "2x8:A100-80G+2x8:V100-32G", 256, "o3"),
+    ]
+    print(f"{'model':<13}{'cluster':<28}{'level':<7}{'wall s':>8}{'CPU s':>8}{'tracing s':>11}{'GiB':>6}  plan")
+    for model, cluster, batch, level in rows:
+        r = measured(model=model, cluster=cluster, batch=batch, level=level)
+        print(
+            f"{model:<13}{cluster:<28}{level:<7}{r['wall_s']:>8.2f}{r['cpu_s']:>8.2f}{r['tracing_s']:>11.2f}"
+            f"{r['memory_gib']:>6.2f}  {r['plan']}",
+            flush=True,
+        )
+
+
+def curve() -> None:
+    """CPU seconds over the depth of a model and over the devices of a cluster."""
+    shape = {"hidden": 4096, "ffn": 16384, "heads": 32, "vocab": 50304, "seq": 2048}
+    print("layers on 16x8:A100-80G, global batch 512:   CPU s (wall s)")
+    for layers in (12, 24, 48, 96, 192):
+        r = measured(model=shape | {"layers": layers}, cluster="16x8:A100-80G", batch=512)
+        print(f"{layers:>8}  {r['cpu_s']:6.2f} ({r['wall_s']:.2f})", flush=True)
+    print("devices, 48 layers, global batch 4096:   CPU s (wall s)")
+    for machines in (1, 4, 16, 64, 256, 1024, 2048):
+        r = measured(model=shape | {"layers": 48}, cluster=f"{machines}x8:A100-80G", batch=4096)
+        print(f"{machines * 8:>8}  {r['cpu_s']:6.2f} ({r['wall_s']:.2f})", flush=True)
+
+
+def reference(python: Path) -> None:
+    """The reference's own space: mp and pp of one machine, one micro batch, nothing else."""
+    script = Path(__file__).with_name("reference_tuner.py")
+    run = subprocess.run([str(python), "-W", "ignore", str(script), str(REFERENCE_LAYERS)], capture_output=True, text=True)
+    lines = [line for line in run.stdout.splitlines() if line.startswith("RESULT")]
+    if not lines:
+        raise SystemExit(f"the reference failed:\n{run.stderr[-2000:]}")
+    theirs = json.loads(lines[0].removeprefix("RESULT"))
+    small = {"layers": REFERENCE_LAYERS, "hidden": 64, "ffn": 256, "heads": 8, "vocab": 512, "seq": 64}
+    space = {"recompute": "none", "sharding_stage": 0, "sequence_parallel": False, "schedule": "1F1B", "accumulate_steps": 1}
+    ours = measured(model=small, cluster="1x8:V100-32G", batch=8, space=space)
+    print(f"{REFERENCE_LAYERS} layers on 1x8: reference {theirs['tune_s']:.1f} s, here {ours['wall_s']:.2f} s ", end="")
+    print(f"(CPU {ours['cpu_s']:.2f} s): {theirs['tune_s'] / ours['wall_s']:.0f} times faster")
+
+
+def experts(path: Path) -> None:
+    """Published configurations against what the planner finds under the same recomputation.
+
+    ``rank`` is that of the published one among the plans with its micro batch, recomputation, ZeRO stage and sequence
+    parallelism, by predicted time; ``all`` the same with any ZeRO stage and sequence parallelism."""
+    print(f"{'run':<11}{'published':>20}{'predicted':>10}{'measured':>9}{'rank':>5}{'all':>5}  {'best':>9}  with")
+    for run in read_runs(path):
+        print(_expert_line(run), flush=True)
+
+
+def _expert_line(run: Any) -> str:
+    search = _expert_search(run, {"recompute": run.recompute})
+    published = search.evaluate(_published(run))
+    best = run_o1(search).best
+    features = {"sharding_stage": published.candidate.sharding_stage, "sequence_parallel": run.seq_parallel}
+    same = {"recompute": run.recompute, "micro_batch": run.mbs}
+    ranks = [_rank(_expert_search(run, same | more), published) for more in (features, {})]
+    c, p = best.candidate, published.candidate
+    found = f"pp {c.pp} dp {c.dp} mp {c.mp} vpp {c.vpp}, micro batch {c.micro_batch}, ZeRO {c.sharding_stage}"
+    shape = f"{p.pp}/{p.dp}/{p.mp}/v{p.vpp} mb {p.micro_batch}"
+    predicted, measured = published.estimate.step_time_s, run.measured_step_time_s or 0.0
+    figures = f"{predicted:>10.2f}{measured:>9.2f}{ranks[0]:>5}{ranks[1]:>5}  {best.estimate.step_time_s:>9.2f}"
+    return f"{run.id:<11}{shape:>20}{figures}  {found}{', sequence parallel' if c.sequence_parallel else ''}"
+
+
+@cache
+def _analysis(run: Any) -> Analysis:
+    return analyse(config_graph(run_config(run), run.gbs), load_plugins().patterns)
+
+
+def _expert_search(run: Any, space: dict[str, Any]) -> Search:
+    return Search(_analysis(run), run_cluster(run), run_training(run), SearchSpace.parse(space))
+
+
+def _published(run: Any) -> Candidate:
+    return Candidate(
+        pp=run.pp,
+        dp=run.dp,
+        mp=run.tp,
+        micro_batch=run.mbs,
+        accumulate_steps=run.gbs // run.dp // run.mbs,
+        recompute=run.recompute,
+        sharding_stage=int(run.sharding.removeprefix("stage")) if run.sharding != "none" else 0,
+        sequence_parallel=run.seq_parallel,
+        schedule="VPP" if run.vpp > 1 else "1F1B",
+        vpp=run.vpp,
+    )
+
+
+def _rank(search: Search, published: Evaluated) -> int:
+    """How many plans that fit are predicted to be faster, plus one; counted up to ``MOST``."""
+    found, _ = candidates(search.analysis, search.cluster, search.training, search.space)
+    faster = 0
+    for candidate in found:
+        if faster == MOST:
+            break
+        bound = search.bounds.of(search.completion(candidate), candidate)
+        if bound.missing_bytes <= 0 and bound.step_time_s < published.estimate.step_time_s:
+            faster += search.evaluate(candidate).estimate.step_time_s < published.estimate.step_time_s
+    return faster + 1
+
+
+if __name__ == "__main__":
+    main()
