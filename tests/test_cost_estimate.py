@@ -150,6 +150,14 @@ def test_gradients_that_overlap_backward_expose_less() -> None:
     assert overlapped <= plain
 
 
+def test_input_gradients_that_overlap_weight_gradients_cost_less() -> None:
+    plain, overlapped = (
+        estimated(candidate(mp=4, micro_batch=8), replace(TRAINING, overlap_mp=o)).time["mp_communication"]
+        for o in (False, True)
+    )
+    assert overlapped < plain
+
+
 def test_fused_attention_saves_time_and_memory() -> None:
     alone, fused = (
         estimate(completed(DROPPING_GPT), candidate(), CLUSTER, replace(TRAINING, fused_attention=f)) for f in (False, True)

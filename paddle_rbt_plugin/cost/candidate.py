@@ -27,6 +27,9 @@ class Training:
     ``replace_with_parallel_cross_entropy``)."""
     float32_gradients: bool = False
     """Gradients are kept and reduced in float32 although the precision is fp16 or bf16 (``amp_master_grad``)."""
+    overlap_mp: bool = False
+    """The mp group reduces the gradient of a product's input while the gradient of its weight is computed (Megatron-LM's
+    asynchronous all-reduce; Paddle's pass ``allreduce_matmul_grad_overlapping``)."""
     overlap_gradients: bool = False
     """Gradients are reduced over the data-parallel group while backward still runs."""
 

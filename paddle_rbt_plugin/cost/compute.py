@@ -3,14 +3,13 @@
     seconds = max(FLOP / (peak * efficiency), bytes / (bandwidth * share)) + gap
 
 FLOP are counted for matrix products, convolutions and fused attention, from the local shapes; every other op is its bytes:
-operands read once, results written once. The efficiency of a product of m x k by k x n, ``batch`` times, is
+what it reads and writes in memory (``fusion``). A product of m x k by k x n, ``batch`` times, takes
 
-    matmul_peak * T / (T + tail) * k / (k + half_k) * (m n) / (m' n')
+    (2 batch m' n' k / matmul_peak + matmul_fill_flop) / peak
 
-where m' and n' are m and n padded to tiles, T = batch * m' n' / tile^2 is the number of output tiles, ``tail`` the tiles that
-fit into the half of the last wave that is idle on average, and ``half_k`` the inner dimension that hides a tile's prologue
-and epilogue. Backward products use the same formula with their own m, n, k. An op type without a rule has the roofline
-of its bytes (D8), in every dtype (D9).
+where m' and n' are m and n padded to whole tiles and ``matmul_fill_flop`` is what the device could have done while it fills
+and empties: small products are slow, large ones reach ``matmul_peak``. Backward products use the same formula with their own m,
+n, k. An op type without a rule has the roofline of its bytes (D8), in every dtype (D9).
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Product:
         """Share of the peak FLOP/s that the product reaches, between 0 and ``matmul_peak``."""
         tile = c.matmul_tile
         padded = ceil(self.m / tile) * ceil(self.n / tile) * tile**2
-        return c.matmul_peak * self.m * self.n / padded * self.k / (self.k + c.matmul_half_k)
+        return c.matmul_peak * self.m * self.n / padded
 
     def seconds(self, device: ComputeDevice, c: Constants) -> float:
         """Time of the products, memory aside."""

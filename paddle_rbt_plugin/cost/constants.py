@@ -17,33 +17,31 @@ from dataclasses import dataclass
 class Constants:
     """How much of the hardware's figures software reaches, and what each launch costs."""
 
-    matmul_peak: float = 0.76
+    matmul_peak: float = 0.695
     """Share of the peak FLOP/s that a very large matrix product reaches inside a training step, at the clock that the power
-    limit allows. Fitted to published runs; single large products on an A100 reach 0.8 to 0.85."""
-    matmul_fill_flop: float = 4.4e9
-    """FLOP that a device could have done while it fills and empties for one product: at an A100's peak 14 us. Fitted to
+    limit allows and with its neighbours in the caches. Fitted to published runs; a large product run alone on an A100 reaches
+    0.8 to 0.85."""
+    matmul_fill_flop: float = 3e9
+    """FLOP that a device could have done while it fills and empties for one product: at an A100's peak 10 us. Fitted to
     published runs."""
-    matmul_half_k: float = 55.0
-    """Inner dimension at which filling and draining the registers of a tile take as long as its products. Fitted to
-    published runs; about two steps of the 32-deep main loop of CUTLASS' tensor core kernels."""
     matmul_tile: int = 64
     """Edge of the smallest output tile that cuBLAS chooses for tensor cores; a smaller edge is padded to it."""
     fused_attention_peak: float = 0.6
     """Share of the peak FLOP/s that fused attention reaches (arXiv 2307.08691, figures 4 to 6: 0.5 to 0.73 on an A100)."""
-    memory_peak: float = 0.64
+    memory_peak: float = 0.78
     """Share of the memory bandwidth that kernels bound by it reach: norms, softmax, dropout, elementwise ops, optimizer.
     Fitted to published runs."""
     kernel_gap_s: float = 2e-6
     """Seconds from one kernel of a stream to the next on the device (about that on an A100, launches queued)."""
-    host_launch_s: float = 65e-6
+    host_launch_s: float = 73e-6
     """Seconds that the host needs to issue one kernel of an eager framework, autograd and what lies between fused kernels
     included; the device waits where its own work is shorter. Fitted to published runs, by those too small for their devices."""
-    collective_passes: float = 3.6
+    collective_passes: float = 3.2
     """Times that an all-reduce reads or writes its message in device memory beside sending it: NCCL's copies between
-    buffers. Fitted with the launch to NCCL all-reduces of 1 MiB to 1 GiB on 2, 4 and 8 A100s, within 16 %."""
+    buffers. Fitted with the launch to NCCL all-reduces of 1 MiB to 1 GiB on 2, 4 and 8 A100s, within 20 %."""
     collective_launch_s: float = 30e-6
     """Seconds to start a collective. Fitted as ``collective_passes``."""
-    inter_bandwidth: float = 0.95
+    inter_bandwidth: float = 0.93
     """Share of the network cards' bandwidth that collectives between machines reach. Fitted to published runs with tensor
     parallelism over two machines."""
     bucket_bytes: float = 256e6

@@ -22,10 +22,10 @@ from paddle_rbt_plugin.completion.work import Collective, CollectiveKind, Kernel
 from paddle_rbt_plugin.cost.attention import AttentionCore, backward_cores, forward_cores
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.cost.communication import GroupNetwork, collective_seconds
-from paddle_rbt_plugin.cost.compute import ComputeDevice, attention_flop, fused_attention_cost, kernel_cost
+from paddle_rbt_plugin.cost.compute import ComputeDevice, attention_flop, fused_attention_cost, kernel_cost, products
 from paddle_rbt_plugin.cost.constants import Constants
 from paddle_rbt_plugin.cost.fusion import Traffic, pass_traffic
-from paddle_rbt_plugin.cost.sizes import LOSS_OPS, Sizes, forward_type
+from paddle_rbt_plugin.cost.sizes import LOSS_OPS, Sizes, forward_type, grad_name
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def segment_cost(
     ahead = list(zip(work.forward, pass_traffic(work.forward, saved, fused_elementwise), strict=True))
     back = list(zip(work.backward, pass_traffic(work.backward, saved, fused_elementwise), strict=True))
     forward = _pass_cost(ahead, sizes, machine, fused[0])
-    backward = _pass_cost(back, sizes, machine, fused[1], is_backward=True)
+    backward = _pass_cost(back, sizes, machine, fused[1], is_backward=True, overlap=training.overlap_mp)
     inner = frozenset(name for core in (*cores[0], *cores[1]) for name in core.inner)
     kept = [v for v in work.saved if _belongs_to_micro_batch(v) and v.name not in inner]
     elsewhere = saved | inner if fused_attention else saved
@@ -109,16 +109,15 @@ def segment_cost(
     )
 
 
-def collective_cost(collective: Collective, sizes: Sizes, machine: Machine) -> PassCost:
-    """Cost of one collective as the training runs it: under sequence parallelism an all-reduce of the mp group runs in two."""
+def collective_costs(collective: Collective, sizes: Sizes, machine: Machine) -> dict[CollectiveKind, float]:
+    """Seconds of a collective as the training runs it: under sequence parallelism an all-reduce of the mp group runs in two."""
     net, nbytes = machine.networks.get(collective.axis), sizes.nbytes(collective.value)
     if net is None or net.ranks == 1:
-        return PassCost()
+        return {}
     kinds: tuple[CollectiveKind, ...] = (collective.kind,)
     if sizes.split > 1 and collective.axis == "mp" and collective.kind == "all_reduce":
         kinds = ("reduce_scatter", "all_gather")
-    seconds = sum(collective_seconds(kind, nbytes, net, machine.constants) for kind in kinds)
-    return PassCost(communication=seconds, launches=len(kinds))
+    return {kind: collective_seconds(kind, nbytes, net, machine.constants) for kind in kinds}
 
 
 def _pass_cost(
@@ -127,11 +126,14 @@ def _pass_cost(
     machine: Machine,
     fused: Iterable[AttentionCore] = (),
     is_backward: bool = False,
+    overlap: bool = False,
 ) -> PassCost:
-    """Cost of a pass, with each core of ``fused`` run as one kernel."""
+    """Cost of a pass, with each core of ``fused`` run as one kernel. With ``overlap`` the gradient of a product's input is
+    reduced while the gradient of its weight is computed."""
     left_out = {i for core in fused for i in core.ops}
     total = sum((_fused_cost(core, sizes, machine, is_backward) for core in fused), PassCost())
     compute, communication, launches, flop = total.compute, total.communication, total.launches, total.flop
+    beside: dict[str, float] = {}
     for i, (kernel, traffic) in enumerate(kernels):
         if i in left_out:
             continue
@@ -139,14 +141,26 @@ def _pass_cost(
         compute += cost.seconds
         flop += cost.flop
         launches += cost.launches
+        if overlap and kernel.type == "matmul_grad":
+            name = grad_name(kernel.inputs[0].name)
+            beside[name] = beside.get(name, 0.0) + _weight_gradient_seconds(kernel, sizes, machine)
         for collective in kernel.collectives:
-            # What forward brought to where it is read stays there: Paddle folds equal reshards into one (fold_reshard_pass).
-            if is_backward and not collective.value.name.endswith("@GRAD"):
-                continue
-            sent = collective_cost(collective, sizes, machine)
-            communication += sent.communication
-            launches += sent.launches
+            seconds = collective_costs(collective, sizes, machine)
+            communication += sum(seconds.values())
+            if overlap and collective.axis == "mp":
+                reduction = seconds.get("all_reduce", seconds.get("reduce_scatter", 0.0))
+                communication -= min(reduction, beside.get(collective.value.name, 0.0))
     return PassCost(compute, communication, launches, flop)
+
+
+def _weight_gradient_seconds(kernel: Kernel, sizes: Sizes, machine: Machine) -> float:
+    """Time of a product's gradient without that of the input's gradient."""
+    wanted = [v.name for v in kernel.outputs]
+    work = products(kernel, sizes)
+    if kernel.inputs[1].kind != "param" or len(work) != len(wanted):
+        return 0.0
+    left = grad_name(kernel.inputs[0].name)
+    return sum(p.seconds(machine.device, machine.constants) for p, name in zip(work, wanted, strict=True) if name != left)
 
 
 def _fused_cost(core: AttentionCore, sizes: Sizes, machine: Machine, is_backward: bool) -> PassCost:

@@ -71,7 +71,7 @@ def loss_values(kernels: Iterable[Kernel]) -> frozenset[str]:
 
 
 class Sizes:
-    """Elements and bytes per rank of the values of one segment. Remembers each value, so it must not outlive them."""
+    """Elements and bytes per rank of the values of one segment."""
 
     def __init__(
         self,
@@ -90,6 +90,8 @@ class Sizes:
         """Names of values that stay in float32."""
         self._mp_axis = mesh.axes.index("mp") if "mp" in mesh.axes else None
         self._shapes: dict[int, tuple[float, ...]] = {}
+        self._alive: list[Value] = []
+        """What ``_shapes`` and ``_bytes`` know by identity, kept so that no other value takes it over."""
         self._bytes: dict[int, float] = {}
 
     def shape(self, value: Value) -> tuple[float, ...]:
@@ -103,6 +105,7 @@ class Sizes:
                 axis = value.placement.dims_mapping[d]
                 shape[d] = value.shape[d] * self.batch_scale / (self.mesh.shape[axis] if axis >= 0 else 1)
             found = self._shapes[id(value)] = tuple(shape)
+            self._alive.append(value)
         return found
 
     def numel(self, value: Value) -> float:

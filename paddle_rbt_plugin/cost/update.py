@@ -2,8 +2,9 @@
 
 Gradients are all-reduced over the data-parallel group in buckets; ZeRO stages 1 and 2 reduce-scatter them and all-gather the
 updated parameters, the same bytes in all. Stage 3 keeps no whole parameters and gathers them for every forward and again for
-every backward pass instead (arXiv 1910.02054, section 7.2). Where the training overlaps them with backward, a bucket goes out as soon as it is
-full, during the last micro batch; what does not fit beside that backward pass is exposed, the last bucket at least.
+every backward pass instead (arXiv 1910.02054, section 7.2). Where the training overlaps gradients with backward, a bucket goes
+out as soon as it is full, during the last micro batch; what does not fit beside that backward pass is exposed, the last
+bucket at least.
 
 The update streams every state through memory (bytes per element): read and write master copy and states, read the gradient,
 write the parameter; clipping reads the gradients once for the norm and rescales them; loss scaling looks at them once more.

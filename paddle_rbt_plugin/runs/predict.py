@@ -1,10 +1,11 @@
 """Predicts the runs of a table: the graph of each model, its patterns, completion, and cost, as for any plan.
 
-What a row does not say is taken as such runs are usually made: Megatron-LM and PaddleNLP both keep a sharded vocabulary
-sharded, pad it to a multiple of 128 tp, fuse elementwise ops, and accumulate gradients in float32 under bf16 but not fp16.
-GPT runs drop out with probability 0.1 and spell attention out, LLaMA runs do neither: their attention is one fused kernel.
-Context parallelism splits each sequence: a rank holds 1 / cp of a sample, gradients are reduced over dp x cp, and the
-exchange of keys and values hides behind attention (arXiv 2310.01889).
+What a row does not say is taken as such runs are usually made. Megatron-LM and PaddleNLP both keep a sharded vocabulary
+sharded, pad it to a multiple of 128 tp, fuse elementwise ops, reduce the gradient of an input beside the product for its
+weight's gradient, and accumulate gradients in float32 under bf16 but not under fp16. GPT runs drop out with probability 0.1 and
+spell attention out; LLaMA runs do neither: their attention is one fused kernel. Context parallelism splits each sequence: a
+rank holds 1 / cp of a sample, gradients are reduced over dp x cp, and the exchange of keys and values hides behind attention
+(arXiv 2310.01889).
 """
 
 from __future__ import annotations
@@ -121,6 +122,7 @@ def run_training(run: Run) -> Training:
         fused_attention=run.arch == "llama",
         fused_elementwise=True,
         sharded_vocabulary=True,
+        overlap_mp=True,
         float32_gradients=run.precision == "bf16",
     )
 
