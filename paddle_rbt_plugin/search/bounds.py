@@ -25,7 +25,7 @@ import numpy as np
 
 from paddle_rbt_plugin.cluster import Device, ProcessMesh
 from paddle_rbt_plugin.completion import Completion
-from paddle_rbt_plugin.cost.candidate import Candidate, Schedule
+from paddle_rbt_plugin.cost.candidate import Candidate, Schedule, Training
 from paddle_rbt_plugin.cost.communication import collective_seconds
 from paddle_rbt_plugin.cost.memory import gradient_itemsize, state_bytes
 from paddle_rbt_plugin.cost.pipeline import in_flight
@@ -95,10 +95,9 @@ class Bounds:
         step = float(np.max(stages.before + steps * stages.busy))
         if train:
             step += self._closing(stages, completion, candidate)
-        states = state_bytes(stages.parameters, candidate, training, dp)  # type: ignore[arg-type]
-        kept = stages.kept * _in_flight(candidate.schedule, pp, steps, candidate.vpp) if train else 0.0
-        peak = states.parameters + states.master_weights + states.gradients + states.optimizer_states + kept
-        peak = peak + stages.transient
+        peak = total_state_bytes(stages.parameters, candidate, training, dp) + stages.transient
+        if train:
+            peak = peak + stages.kept * _in_flight(candidate.schedule, pp, steps, candidate.vpp)
         if train and dp > 1:
             peak = peak + np.minimum(self.shared.constants.bucket_bytes, stages.parameters * gradient_itemsize(training))
         tightest = int(np.argmax(peak - stages.limit))
@@ -121,7 +120,7 @@ class Bounds:
             sizes = self.sizes(completion, candidate, i)
             cost = self.shared.segment(work, completion.layers.segments[i].is_block, machine, sizes, candidate)
             backward = cost.recompute + cost.backward
-            reduced = dict.fromkeys(("dp", "mp"), 0)
+            reduced = dict.fromkeys(("dp", "mp"), 0.0)
             for sync in work.gradient_syncs:
                 reduced[sync.axis] += sizes.numel(sync.value)
             ahead = cost.forward.compute + cost.forward.communication
@@ -246,6 +245,12 @@ class Bounds:
             seconds += exposed_seconds(sync, nbytes, beside, c) if training.overlap_gradients else sync
         shards = completion.mesh.degree("dp") if candidate.sharding_stage else 1
         return seconds + update_seconds(float(stages.parameters[s]) / shards, training, machine.device, c)
+
+
+def total_state_bytes(parameters: np.ndarray, candidate: Candidate, training: Training, shards: int) -> np.ndarray:
+    """``cost.memory.state_bytes`` for an array of elements, in all."""
+    states: Any = state_bytes(parameters, candidate, training, shards)  # type: ignore[arg-type]
+    return states.parameters + states.master_weights + states.gradients + states.optimizer_states
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate, permutations
 
-from paddle_rbt_plugin.cluster import Cluster
+from paddle_rbt_plugin.cluster import Cluster, MachineGroup
 from paddle_rbt_plugin.errors import NoFeasiblePlan
 from paddle_rbt_plugin.search.o1 import Search
 from paddle_rbt_plugin.search.o2 import run_o2
@@ -52,7 +52,7 @@ def _orders(cluster: Cluster) -> Iterator[tuple[int, ...]]:
     """Orders of the groups that differ in more than the exchange of equal machines; the present one first."""
     numbers = tuple(range(len(cluster.groups)))
     some = permutations(numbers) if len(numbers) <= MOST_GROUPS else iter((numbers, numbers[::-1]))
-    seen = set()
+    seen: set[tuple[MachineGroup, ...]] = set()
     for order in some:
         kinds = tuple(cluster.groups[g] for g in order)
         if kinds not in seen and (not seen or not cluster.is_homogeneous):

@@ -26,7 +26,7 @@ from functools import cached_property
 import numpy as np
 
 from paddle_rbt_plugin.cost.candidate import Candidate
-from paddle_rbt_plugin.cost.memory import gradient_itemsize, state_bytes
+from paddle_rbt_plugin.cost.memory import gradient_itemsize
 from paddle_rbt_plugin.cost.stage_cost import LayerStrategy, boundary_bytes
 from paddle_rbt_plugin.cost.update import gradient_sync_seconds, update_seconds
 from paddle_rbt_plugin.search.bounds import (
@@ -39,6 +39,7 @@ from paddle_rbt_plugin.search.bounds import (
     REDUCED_DP,
     REDUCED_MP,
     Bounds,
+    total_state_bytes,
 )
 
 TIME, MEMORY = range(2)
@@ -112,8 +113,7 @@ class StageRuns:
         params = added[:, PARAMETERS].copy()
         if self.stage:  # what the first layer holds as well, as a tied head does, is held twice
             params += self.bounds.tied_parameters(completion)
-        states = state_bytes(params, candidate, training, option.dp)  # type: ignore[arg-type]
-        memory = states.parameters + states.master_weights + states.gradients + states.optimizer_states
+        memory = total_state_bytes(params, candidate, training, option.dp)
         memory = memory + (self.in_flight * added[:, KEPT] if training.mode == "train" else 0.0)
         seconds = seconds + self._closing(option, added, params) / self.steps
         return np.column_stack([seconds, memory, rows.largest])
