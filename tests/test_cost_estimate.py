@@ -164,6 +164,14 @@ def test_fused_attention_saves_time_and_memory() -> None:
     )
     assert fused.step_time_s < alone.step_time_s
     assert fused.memory["activations"] < alone.memory["activations"]
+    assert fused.memory["temporaries"] < alone.memory["temporaries"]
+
+
+def test_shared_keys_and_values_are_copied_without_communication() -> None:
+    few, all_ = (
+        estimate(completed(replace(LLAMA, kv_heads=n), dp=2, mp=2), candidate(dp=2, mp=2), CLUSTER, TRAINING) for n in (2, 4)
+    )
+    assert few.time["mp_communication"] == pytest.approx(all_.time["mp_communication"], rel=0.05)
 
 
 def test_a_sharded_vocabulary_stays_sharded_where_training_says_so() -> None:

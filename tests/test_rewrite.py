@@ -56,10 +56,11 @@ def rebuilt(serial):
     [
         (lambda x: paddle.expand(x, [2, 3, 4, 5, 6]), [2, 3, 4, 1, 6]),
         (lambda x: paddle.expand(x, [2, 3, 4]), [1, 3, 1]),
+        (lambda x: paddle.tile(x, [1, 1, 1, 5, 1]), [2, 3, 4, 1, 6]),
         (lambda x: paddle.repeat_interleave(x, 3, axis=2), [2, 3, 4, 6]),
         (lambda x: paddle.repeat_interleave(x, 2, axis=-1), [2, 6]),
     ],
-    ids=["expand", "expand twice", "repeat heads", "repeat the last"],
+    ids=["expand", "expand twice", "tile", "repeat heads", "repeat the last"],
 )
 def test_the_new_spelling_gives_the_same_values_and_gradients(serial, shape):
     x = np.random.default_rng(0).standard_normal(shape).astype("float32")

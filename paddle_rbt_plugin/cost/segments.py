@@ -90,7 +90,7 @@ def segment_cost(
     backward = _pass_cost(back, sizes, machine, fused[1], is_backward=True, overlap=training.overlap_mp)
     inner = frozenset(name for core in (*cores[0], *cores[1]) for name in core.inner)
     kept = [v for v in work.saved if _belongs_to_micro_batch(v) and v.name not in inner]
-    elsewhere = saved | inner if fused_attention else saved
+    alone = [*_outside(work.forward, fused[0]), *_outside(work.backward, fused[1])]
     again, revived = PassCost(), 0.0
     if recompute == "full" and is_block:
         again, revived = forward, sum(map(sizes.stored, kept))
@@ -104,7 +104,7 @@ def segment_cost(
         backward=backward,
         kept=sum(map(sizes.stored, kept)),
         revived=revived,
-        temporary=max((_temporary(k, sizes, elsewhere) for k in (*work.forward, *work.backward)), default=0.0),
+        temporary=max((_temporary(k, sizes, saved) for k in alone), default=0.0),
         message=max((sizes.nbytes(c.value) for k in (*work.forward, *work.backward) for c in k.collectives), default=0.0),
     )
 
@@ -169,6 +169,12 @@ def _fused_cost(core: AttentionCore, sizes: Sizes, machine: Machine, is_backward
     flop = attention_flop(prod(heads, start=1.0), queries, keys, sizes.shape(core.query)[-1], causal=True)
     cost = fused_attention_cost(core.query, core.key, flop, sizes, machine.device, machine.constants, is_backward)
     return PassCost(cost.seconds, 0.0, cost.launches, cost.flop)
+
+
+def _outside(kernels: Sequence[Kernel], fused: Iterable[AttentionCore]) -> list[Kernel]:
+    """The kernels that are not part of a fused attention."""
+    inside = {i for core in fused for i in core.ops}
+    return [kernel for i, kernel in enumerate(kernels) if i not in inside]
 
 
 def _belongs_to_micro_batch(value: Value) -> bool:

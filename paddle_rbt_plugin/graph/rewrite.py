@@ -6,6 +6,7 @@ or costed, and again when the program is handed over. Asked of Paddle 3.3.1 for 
 
 - ``expand`` of new copies along dimensions of size 1 gathers its operand; its ``tile`` would gather the gradient. Adding
   zeros of the larger shape does neither.
+- ``tile`` of dimensions of size 1 gathers the gradient; it is an ``expand``, as above.
 - ``repeat_interleave`` gathers its operand; a new dimension, as above, and a reshape do not.
 
 An op is left alone if its operand is no activation, since nothing is sharded there that would be lost.
@@ -45,6 +46,13 @@ def expand_by_adding(shape: Shape, result: Shape, attrs: Mapping[str, Any], dtyp
     )
 
 
+def tile_by_adding(shape: Shape, result: Shape, attrs: Mapping[str, Any], dtype: str) -> tuple[Step, ...]:
+    """``tile`` that copies along dimensions of size 1 only."""
+    if len(shape) != len(result) or any(m not in (1, n) for m, n in zip(shape, result, strict=True)):
+        return ()
+    return expand_by_adding(shape, result, attrs, dtype)
+
+
 def repeat_by_adding(shape: Shape, result: Shape, attrs: Mapping[str, Any], dtype: str) -> tuple[Step, ...]:
     """``repeat_interleave`` by one number for all."""
     axis = attrs["axis"] % len(shape)
@@ -62,6 +70,7 @@ def repeat_by_adding(shape: Shape, result: Shape, attrs: Mapping[str, Any], dtyp
 
 RULES: Mapping[str, Callable[[Shape, Shape, Mapping[str, Any], str], tuple[Step, ...]]] = {
     "expand": expand_by_adding,
+    "tile": tile_by_adding,
     "repeat_interleave": repeat_by_adding,
 }
 """Canonical op -> its other spelling, from the shapes of operand and result, the attributes and the dtype; no steps where
