@@ -94,3 +94,14 @@ def test_d22_a_tied_embedding_lives_with_its_optimizer_states_on_the_first_stage
     for rank, local in ranks.items():
         updates = [op.input("Param")[0] for op in local.main.global_block().ops if "Param" in op.input_names]
         assert (tied in updates) == (rank < 4)
+
+
+def test_stages_between_the_first_and_the_last_split_the_batch_too() -> None:
+    program = gpt(4)
+    plan = one_plan(program, dp=2, pp=4)
+    legacy = read_legacy_program(program.main, program.loss)
+    chain = LegacyParallelizer(program.main, program.startup, program.loss, adamw(), legacy, plan)
+    block = chain.context.serial_main_program.global_block()
+    products = [op.output("Out")[0] for op in block.ops if op.type == "matmul_v2"]
+    placed = [chain.context.get_tensor_dist_attr_for_program(block.vars[name]).dims_mapping[0] for name in products]
+    assert placed == [0] * len(products)

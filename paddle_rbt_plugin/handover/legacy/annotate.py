@@ -1,12 +1,12 @@
 """Annotates a serial legacy program, as ``shard_tensor`` and ``shard_op`` would.
 
-The leaves of the program (parameters and data) get process mesh and dims mapping, every op gets the process mesh of its
+Parameters, data and the tensors that patterns place get process mesh and dims mapping, every op gets the process mesh of its
 pipeline stage. Paddle's Completer infers the rest; what it made of it is checked against the plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from paddle.distributed.auto_parallel.static.dist_context import DistributedContext, get_default_distributed_context
@@ -40,12 +40,28 @@ def annotate(program: Any, legacy: LegacyGraph, plan: Plan) -> None:
         context.add_dist_op_for_program(dist_op)
     for t in (*graph.params, *graph.data):
         first = next(iter(graph.consumers(t.index)), None)
-        dist_tensor = DistributedTensor(block.vars[t.name])
-        dist_tensor.dist_attr.process_mesh = meshes[stages[first.index] if first else 0]
-        dist_tensor.dist_attr.dims_mapping = list(_placement(t, graph, plan).dims_mapping)
-        for annotated in ("process_mesh", "dims_mapping"):
-            dist_tensor.dist_attr.mark_annotated(annotated)
-        context.add_dist_tensor_for_program(dist_tensor)
+        _annotate_tensor(context, block.vars[t.name], meshes[stages[first.index] if first else 0], _placement(t, graph, plan))
+    for t, planned in _claimed_between(graph, plan):  # completion carries no sharding from one stage to the next
+        name, producer = legacy.variables.get(t.index), graph.producer(t.index)
+        if name in block.vars and producer is not None:
+            _annotate_tensor(context, block.vars[name], meshes[stages[producer.index]], planned)
+
+
+def _annotate_tensor(context: DistributedContext, variable: Any, mesh: Any, placement: Placement) -> None:
+    dist_tensor = DistributedTensor(variable)
+    dist_tensor.dist_attr.process_mesh = mesh
+    dist_tensor.dist_attr.dims_mapping = list(placement.dims_mapping)
+    for annotated in ("process_mesh", "dims_mapping"):
+        dist_tensor.dist_attr.mark_annotated(annotated)
+    context.add_dist_tensor_for_program(dist_tensor)
+
+
+def _claimed_between(graph: Graph, plan: Plan) -> Iterator[tuple[Tensor, Placement]]:
+    """The intermediate tensors that a pattern places, and where."""
+    for t in graph.tensors:
+        planned = plan.tensors.get(t.name)
+        if t.kind == "var" and planned is not None and planned.pattern and len(planned.dims_mapping) == t.ndim:
+            yield t, planned.placement
 
 
 def check_completed(context: DistributedContext, legacy: LegacyGraph, plan: Plan) -> None:
