@@ -7,7 +7,7 @@ both together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -88,6 +88,15 @@ class SegmentWork:
     """Non-parameter values that enter from other segments or as data."""
     outputs: tuple[Value, ...]
     """Values that later segments read."""
+
+    def values(self) -> Iterator[Value]:
+        """Every value that is read, made, sent or kept; some come several times."""
+        for kernel in (*self.forward, *self.backward):
+            yield from kernel.inputs
+            yield from kernel.outputs
+            yield from (c.value for c in kernel.collectives)
+        yield from (c.value for c in self.gradient_syncs)
+        yield from (*self.params, *self.saved, *self.inputs, *self.outputs)
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,16 @@
 """What the candidates of one search share: equal work on equal machines with equal local sizes is costed once.
 
-A segment's cost depends on its work (which names the mesh axes, not the size of the data-parallel group), on the samples
+A segment's cost depends on its work (which names the mesh axes, not their sizes), on the samples
 that a rank holds, on recomputation and sequence parallelism, and on the device and the networks that its collectives use.
 Thousands of candidates differ in nothing of this for most of their segments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from paddle_rbt_plugin.cluster import Cluster, Device, MachineGroup, ProcessMesh
-from paddle_rbt_plugin.completion.work import Completion, SegmentWork, Value
+from paddle_rbt_plugin.completion.work import Completion, SegmentWork
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.cost.communication import GroupNetwork, collective_seconds, group_network
 from paddle_rbt_plugin.cost.compute import ComputeDevice, products
@@ -102,7 +101,7 @@ class SharedCosts:
         """Local sizes of the values of a segment. ``batch_scale`` is as in ``Value.local_shape``."""
         _, spread = self._use_of_axes(work, mesh)
         dp = mesh.degree("dp")
-        key = (id(work), dp if spread else 0, batch_scale / dp, sequence_parallel)
+        key = (id(work), mesh.degree("mp"), dp if spread else 0, batch_scale / dp, sequence_parallel)
         if key not in self._sizes:
             float32 = loss_values(work.forward)
             self._sizes[key] = Sizes(mesh, batch_scale, self.training.precision, sequence_parallel, float32)
@@ -134,18 +133,10 @@ class SharedCosts:
         if id(work) not in self._axes:
             dp = mesh.axes.index("dp") if "dp" in mesh.axes else None
             axes = frozenset(c.axis for k in (*work.forward, *work.backward) for c in k.collectives)
-            spread = any(v.batch_dim is not None and v.placement.dims_mapping[v.batch_dim] != dp for v in _values(work))
+            spread = any(v.batch_dim is not None and v.placement.dims_mapping[v.batch_dim] != dp for v in work.values())
             self._axes[id(work)] = axes, spread
             self._works.setdefault(id(work), (work, work))
         return self._axes[id(work)]
-
-
-def _values(work: SegmentWork) -> Iterator[Value]:
-    for kernel in (*work.forward, *work.backward):
-        yield from kernel.inputs
-        yield from kernel.outputs
-        yield from (c.value for c in kernel.collectives)
-    yield from (*work.params, *work.saved, *work.inputs, *work.outputs)
 
 
 def networks(mesh: ProcessMesh, first: int, cluster: Cluster) -> dict[str, GroupNetwork]:

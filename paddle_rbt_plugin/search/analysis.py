@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion import AnyOracle, Completion, Placement, complete, data_parallel, find_batch_dims, make_oracle
@@ -34,6 +35,8 @@ class Analysis:
     """Sentences on those that were."""
     _oracles: dict[tuple, AnyOracle] = field(default_factory=dict, compare=False, repr=False)
     _completions: dict[tuple, Completion] = field(default_factory=dict, compare=False, repr=False)
+    _sharded: dict[tuple, dict[str, set[int]]] = field(default_factory=dict, compare=False, repr=False)
+    """Sizes of the dimensions that a completion shards, by axis."""
 
     @cached_property
     def claims(self) -> dict[int, tuple[ExpandedSpec, Match]]:
@@ -74,20 +77,38 @@ class Analysis:
     def complete(self, mesh: ProcessMesh) -> Completion:
         """Completes the graph on a mesh as the patterns ask.
 
-        What Paddle answers depends on the data-parallel degree only in that it divides the batch, so one completion serves
-        for all meshes that differ in nothing else."""
-        shape = tuple(_smallest_factor(n) if axis == "dp" else n for axis, n in zip(mesh.axes, mesh.shape, strict=True))
-        key = (mesh.axes, shape)
+        What Paddle answers depends on a degree only in what it divides, so the completion of the smallest mesh serves for all
+        larger ones whose degrees divide every dimension that it shards. A data-parallel degree divides the batch."""
+        small = ProcessMesh(mesh.axes, tuple(map(_smallest_factor, mesh.shape)), ())
+        if not self._divides(self._completion(small), mesh):
+            shape = (_smallest_factor(n) if axis == "dp" else n for axis, n in zip(mesh.axes, mesh.shape, strict=True))
+            small = ProcessMesh(mesh.axes, tuple(shape), ())
+        return replace(self._completion(small), mesh=mesh)
+
+    def _completion(self, mesh: ProcessMesh) -> Completion:
+        key = (mesh.axes, mesh.shape)
         if key not in self._completions:
-            size = 1
-            for n in shape:
-                size *= n
-            oracle = self._oracles.setdefault(key, make_oracle(ProcessMesh(mesh.axes, shape, tuple(range(size)))))
+            mesh = replace(mesh, ranks=tuple(range(prod(mesh.shape))))
+            oracle = self._oracles.setdefault(key, make_oracle(mesh))
             leaves = {t.index: self.placement(t, mesh) for t in self.graph.tensors if t.kind != "var"}
             self._completions[key] = complete(
                 self.graph, self.layers, mesh, leaves, self.batch, self.batch_dims, oracle, self.train
             )
-        return replace(self._completions[key], mesh=mesh)
+        return self._completions[key]
+
+    def _divides(self, completion: Completion, mesh: ProcessMesh) -> bool:
+        """Whether the degrees of a mesh, dp aside, divide what the completion shards along them."""
+        key = (completion.mesh.axes, completion.mesh.shape)
+        if key not in self._sharded:
+            sharded: dict[str, set[int]] = {axis: set() for axis in mesh.axes}
+            for work in {id(w): w for w in completion.work}.values():
+                for value in work.values():
+                    for size, axis in zip(value.shape, value.placement.dims_mapping, strict=True):
+                        if axis >= 0:
+                            sharded[mesh.axes[axis]].add(size)
+            self._sharded[key] = sharded
+        sizes = self._sharded[key]
+        return all(axis == "dp" or all(s % n == 0 for s in sizes[axis]) for axis, n in zip(mesh.axes, mesh.shape, strict=True))
 
     def lost_sharding(self, completion: Completion) -> str:
         """The first sharding that a pattern asked for and completion gave up; empty where all survived."""

@@ -81,7 +81,7 @@ class Bounds:
     def __init__(self, shared: SharedCosts, memory_reserve: float):
         self.shared = shared
         self.memory_reserve = memory_reserve
-        self._layouts: dict[int, tuple[Completion, _Layout]] = {}
+        self._layouts: dict[tuple[Any, ...], tuple[Completion, _Layout]] = {}
         self._rows: dict[tuple[Any, ...], LayerRows] = {}
         self._sends: dict[tuple[Any, ...], np.ndarray] = {}
         self._machine_lists: dict[tuple[Any, ...], list[tuple[Device, Machine]]] = {}
@@ -139,9 +139,10 @@ class Bounds:
         return self.shared.sizes(work, completion.mesh, scale, candidate.sequence_parallel)
 
     def _layout(self, completion: Completion) -> _Layout:
-        if id(completion.work) not in self._layouts:
-            self._layouts[id(completion.work)] = completion, _layout(completion)
-        return self._layouts[id(completion.work)][1]
+        key = (id(completion.work), completion.mesh.shape)
+        if key not in self._layouts:
+            self._layouts[key] = completion, _layout(completion)
+        return self._layouts[key][1]
 
     def _stages_of(self, completion: Completion, candidate: Candidate) -> _Stages:
         """Sums over stages; the same for candidates that differ in ZeRO stage, order of schedule or accumulation only."""
