@@ -8,7 +8,7 @@ T is the makespan of FThenB and 1F1B with m micro batches and equal stages; t an
 For each way to divide devices and batch (``_settings``) the dynamic programme ``cut`` goes over (layers done, stages done) and
 keeps every (sum t, max t) that no other beats, so the best of all cuts and strategies is found; ``tests/test_search_o2.py``
 compares it with trying everything. Left out is only what cannot beat what is already found: settings by ``_least``, runs by
-``_slack``.
+what they exceed their fastest strategies by.
 
 The winner of each setting is then estimated as any other candidate, pipeline simulated, and the best estimate wins. The winner
 of level o1 takes part, so level o2 is never worse. The interleaved schedule, whose chunks Paddle cuts evenly, comes from o1.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
@@ -102,34 +103,37 @@ def _settings(search: Search) -> Iterator[Setting]:
 
 
 def _least(search: Search, setting: Setting) -> float:
-    """Less than any plan of the setting takes: every layer as fast as it can be, the layers spread evenly over the stages."""
-    c = setting.candidate
-    first = _stage_runs(search, setting, 0)
-    total = float(first.least_seconds().sum())
-    if not search.cluster.is_homogeneous:
-        others = [_stage_runs(search, setting, s).least_seconds() for s in range(1, c.pp)]
-        total = float(np.minimum.reduce([first.least_seconds(), *others]).sum()) if others else total
-    return total + (c.accumulate_steps - 1) * total / c.pp
+    """Less than any plan of the setting takes, memory aside."""
+    steps = setting.candidate.accumulate_steps
+    costs, shares = _fastest(search, setting)
+    return float(costs.min(0).sum() + (steps - 1) * (shares[:, None] * costs).min(0).sum())
+
+
+def _fastest(search: Search, setting: Setting) -> tuple[np.ndarray, np.ndarray]:
+    """Per stage and layer the least time under any strategy, and per stage its share of the speed of all.
+
+    Whatever the cut, the longest stage takes at least the mean of all with these shares as weights, and so at least the sum
+    over layers of the least share * time; on equal stages that is an equal part of all layers."""
+    stages = range(setting.candidate.pp) if not search.cluster.is_homogeneous else (0,)
+    costs = np.stack([_stage_runs(search, setting, s).least_seconds() for s in stages])
+    costs = np.broadcast_to(costs, (setting.candidate.pp, costs.shape[1]))
+    speeds = 1.0 / costs.sum(1)
+    return costs, speeds / speeds.sum()
 
 
 def best_cut(search: Search, setting: Setting, below: float = np.inf) -> Cut | None:
     """The best cut and strategies of a setting, or None where nothing fits or nothing takes less than ``below`` seconds."""
     c, layers = setting.candidate, search.analysis.layers.count
-    slack = _slack(search, setting, below)
-    stages = [_stage_runs(search, setting, s, slack) for s in range(c.pp)]
+    # A run that exceeds its fastest strategies by e makes the sum of stages longer by e, the longest by its share of e.
+    room = below - _least(search, setting)
+    slacks = room / (1 + (c.accumulate_steps - 1) * _fastest(search, setting)[1])
+    stages = [_stage_runs(search, setting, s, slack) for s, slack in enumerate(slacks)]
     most = [min(layers, stage.most_layers()) for stage in stages]
     for stage in stages:
         stage.least_layers = max(1, layers - sum(most) + most[stage.stage])
         if stage.least_layers > most[stage.stage]:
             return None
     return cut(stages, layers, c.accumulate_steps, below)
-
-
-def _slack(search: Search, setting: Setting, below: float) -> float:
-    """By how much a run may exceed its fastest strategies: with an excess e, T >= (1 + (m - 1) / pp) (fastest layers + e)."""
-    c = setting.candidate
-    least = _least(search, setting)
-    return (below - least) / (1 + (c.accumulate_steps - 1) / c.pp)
 
 
 def _stage_runs(search: Search, setting: Setting, stage: int, slack: float = np.inf) -> StageRuns:
@@ -184,7 +188,18 @@ def cut(stages: Sequence[StageRuns], layers: int, steps: int, below: float = np.
     if not complete:
         return None
     best = min(complete, key=lambda p: (p.seconds(steps), p.stage_layers, p.options))
-    return Cut(best.seconds(steps), best.stage_layers, best.options)
+    return Cut(best.seconds(steps), best.stage_layers, _tidy(stages, best))
+
+
+def _tidy(stages: Sequence[StageRuns], best: _Partial) -> tuple[int, ...]:
+    """The same strategies with equal ones side by side, where layers and meshes are the same and so nothing is resharded."""
+    tidy: list[int] = []
+    for stage, count in zip(stages, best.stage_layers, strict=True):
+        start = len(tidy)
+        run = range(start, start + count)
+        for _, alike in groupby(run, key=lambda i: (stage.kinds[i], stage.options[best.options[i]].dp)):
+            tidy += sorted(best.options[i] for i in alike)
+    return tuple(tidy)
 
 
 def _rest(stages: Sequence[StageRuns]) -> np.ndarray:
