@@ -42,6 +42,10 @@ class Settings:
             object.__setattr__(self, "blocked_plugins", (self.blocked_plugins,))
         elif self.blocked_plugins is None:
             object.__setattr__(self, "blocked_plugins", ())
+        if not isinstance(self.blocked_plugins, (list, tuple, set)) or not all(
+            isinstance(n, str) for n in self.blocked_plugins
+        ):
+            raise TunerError(f"blocked_plugins is a list of names, not {self.blocked_plugins!r}")
         reserve = self.memory_reserve
         if isinstance(reserve, bool) or not isinstance(reserve, (int, float)) or not 0 <= reserve < 1:
             raise TunerError(f"memory_reserve is a share of the device's memory, from 0 to less than 1, not {reserve!r}")

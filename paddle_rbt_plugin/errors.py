@@ -1,6 +1,15 @@
 """The errors a user can meet. Every message says what is wrong, where, and which values would be right."""
 
 
+def describe_error(error: BaseException) -> str:
+    """An exception of somebody else's code in one line: its type and, where it can be had, its message."""
+    try:
+        text = str(error)
+    except Exception:  # the exception's own code may be what is broken
+        text = "its message cannot be read"
+    return f"{type(error).__name__}: {text}".rstrip(": ")
+
+
 class TunerError(Exception):
     """Base of everything this package raises on purpose."""
 

@@ -23,6 +23,9 @@ from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import load_plugins
 from paddle_rbt_plugin.search import Analysis, Search, SearchSpace, analyse, run_level
 
+MAX_GLOBAL_BATCH = 2**24
+"""Samples of one step: thousands of times what anybody trains with, and few enough to factorise."""
+
 
 @dataclass(frozen=True)
 class Constraint:
@@ -59,8 +62,7 @@ def tune(
     Raises TunerError for wrong input, ClusterError, UnsupportedProgram, and NoFeasiblePlan where nothing fits.
     """
     chosen = Settings.from_mapping(settings)
-    if global_batch is not None and (isinstance(global_batch, bool) or not isinstance(global_batch, int) or global_batch < 1):
-        raise TunerError(f"global_batch is a number of samples, at least 1, not {global_batch!r}")
+    _check_batch(global_batch)
     if precision not in ("fp32", "fp16", "bf16"):
         raise TunerError(f"precision is fp32, fp16 or bf16, not {precision!r}")
     if is_legacy(program):
@@ -96,8 +98,11 @@ def tune_graph(
         plan.check_program(graph)
         plan.check_cluster(cluster)
         return plan
+    _check_batch(global_batch)
     plugins = load_plugins(settings.blocked_plugins)
     analysis = analyse(graph, plugins.patterns, rewrite=rewrite)
+    if global_batch is not None and global_batch % analysis.batch:
+        raise TunerError(f"global_batch {global_batch} is no multiple of the batch of the program, {analysis.batch}")
     if not analysis.matches.matches:
         _warn_nothing_matched(analysis)
     space = SearchSpace.parse(settings.search_space)
@@ -112,13 +117,19 @@ def tune_graph(
     return plan
 
 
+def _check_batch(global_batch: Any) -> None:
+    whole = isinstance(global_batch, int) and not isinstance(global_batch, bool)
+    if global_batch is not None and not (whole and 1 <= global_batch <= MAX_GLOBAL_BATCH):
+        raise TunerError(f"global_batch is a number of samples from 1 to {MAX_GLOBAL_BATCH}, not {global_batch!r}")
+
+
 def _graph(program: Any, input_spec: Any, labels_spec: Sequence[Any], loss: Any, global_batch: int | None) -> Graph:
     from paddle import nn
 
     if isinstance(program, nn.Layer):
         from paddle_rbt_plugin.handover.trace import trace_layer, with_batch
 
-        if not input_spec:
+        if not input_spec or not isinstance(input_spec, (list, tuple)):
             raise TunerError("a Layer is planned on inputs of known shape: give input_spec=[paddle.static.InputSpec(...), ...]")
         specs, labels = with_batch(input_spec, labels_spec, global_batch)
         return trace_layer(program, specs, loss, labels).graph

@@ -96,7 +96,7 @@ _set = click.option(
 _no_plugin = click.option(
     "--no-plugin", "blocked", multiple=True, metavar="NAME", help="Leave out a pattern, an entry point or a distribution."
 )
-_batch = click.option("--global-batch", type=click.IntRange(1), required=True, help="Samples of one optimizer step.")
+_batch = click.option("--global-batch", type=click.IntRange(1, 2**24), required=True, help="Samples of one optimizer step.")
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -116,7 +116,7 @@ def cli() -> None:
 @click.argument("model")
 @click.option("--cluster", required=True, help="NODESxDEVICES:GPU, such as 4x8:A100-80G, or a cluster file.")
 @_batch
-@click.option("--seq", type=click.IntRange(1), help="Tokens per sequence, where not those of the config.")
+@click.option("--seq", type=click.IntRange(1, 2**24), help="Tokens per sequence, where not those of the config.")
 @click.option("--level", default="o1", show_default=True, help="How hard to search.")
 @_set
 @click.option(

@@ -10,8 +10,8 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -36,10 +36,12 @@ class Output:
     verbose: bool = False
     """Paddle's own warnings too."""
     color: bool = True
+    file: Any = field(default_factory=lambda: sys.stdout, repr=False)
+    """Where the result goes, also while what plugins print goes to stderr."""
 
     @cached_property
     def _stdout(self) -> Console:
-        return self._console(sys.stdout)
+        return self._console(self.file)
 
     @cached_property
     def _stderr(self) -> Console:
@@ -51,7 +53,7 @@ class Output:
     def result(self, data: Mapping[str, Any], *tables: RenderableType) -> None:
         """Prints ``data`` as JSON where that is wanted, else ``tables``; text among them is printed as it is, unwrapped."""
         if self.json:
-            click.echo(json.dumps(data, indent=1))
+            click.echo(json.dumps(data, indent=1), file=self.file)
             return
         for table in tables:
             self._stdout.print(table, soft_wrap=isinstance(table, (str, Text)))
@@ -82,7 +84,8 @@ class Output:
                 warnings.filterwarnings("ignore", module=r"paddle\.")
                 warnings.filterwarnings("ignore", category=DeprecationWarning)
             warnings.showwarning = lambda message, *_: self.warn(str(message))
-            yield
+            with redirect_stdout(sys.stderr):  # what plugins and models print is no result
+                yield
 
 
 def make_table(*columns: str, right: tuple[str, ...] = (), gap: int = 3) -> Table:

@@ -67,9 +67,10 @@ def plan_model(
             graph, settings, precision=precision or best_precision(parsed), global_batch=global_batch, progress=report
         )
     plan = replace(plan, model={"reference": model, "seq": seq})
+    if save is not None:  # before anything is printed: whoever reads may leave early
+        plan.save(save)
     output.result(plan.to_dict(), *_tables(model, plan, top))
     if save is not None:
-        plan.save(save)
         output.note(f"plan saved to {save}")
 
 

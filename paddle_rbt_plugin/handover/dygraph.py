@@ -9,6 +9,7 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 
+from paddle_rbt_plugin.cluster import Cluster, check_job
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import PlanError, TunerError
 from paddle_rbt_plugin.handover.replay import paddle_mesh
@@ -24,8 +25,12 @@ def paddle_placements(placement: Placement, axes: int) -> list[Any]:
 def shard_layer(plan: Plan, model: Any) -> Any:
     """Replaces the parameters of ``model`` by distributed ones, in place. Create the optimizer afterwards.
 
-    Raises PlanError for a model with other parameters, TunerError for a plan with pipeline stages."""
+    Raises PlanError for a model with other parameters, ClusterError for a job of another size, TunerError for a plan with
+    pipeline stages."""
+    if not isinstance(model, paddle.nn.Layer):
+        raise TunerError(f"a paddle.nn.Layer can be sharded, not {type(model).__name__}")
     _require_one_stage(plan)
+    check_job(Cluster.from_dict(plan.cluster), dist.get_world_size())
     mesh, planned = paddle_mesh(plan.stages[0].process_mesh), _planned_params(plan, model)
     done: dict[int, Any] = {}  # a tied parameter stays one
     for path, layer in model.named_sublayers(include_self=True):
@@ -68,7 +73,14 @@ def _planned_params(plan: Plan, model: Any) -> dict[str, TensorPlacement]:
         planned = next((by_path[p] for p in paths_of[id(param)] if p in by_path), None) or plan.tensors.get(param.name)
         if planned is None or len(planned.dims_mapping) != len(param.shape):
             raise PlanError(f"the plan is for another model: it does not place {path} of shape {list(param.shape)}")
+        if planned.shape is not None and planned.shape != tuple(param.shape):
+            raise PlanError(
+                f"the plan is for another model: {path} has the shape {list(param.shape)}, there {list(planned.shape)}"
+            )
         found[path] = planned
+    missing = sorted(set(by_path) - set(found))
+    if missing:
+        raise PlanError(f"the plan is for another model: this one lacks {missing[0]}, and {len(missing) - 1} more parameters")
     return found
 
 
@@ -111,6 +123,9 @@ class ShardedLoader:
             unknown = sorted(set(batch) - set(self.planned))
             if unknown:
                 raise PlanError(f"the plan places no input {unknown[0]!r}; the program reads {', '.join(self.planned)}")
+            missing = sorted(set(self.planned) - set(batch))
+            if missing:
+                raise PlanError(f"the batch lacks the input {missing[0]!r}; the program reads {', '.join(self.planned)}")
             return {name: self._shard(value, self.planned[name]) for name, value in batch.items()}
         placements = iter(self.planned.values())
         sharded = self._nested(batch, placements)

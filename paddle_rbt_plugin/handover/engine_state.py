@@ -6,7 +6,7 @@ from typing import Any
 
 import paddle
 
-from paddle_rbt_plugin.config import Settings
+from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.handover.strategy import accumulate_steps_of, precision_of, settings_of
 from paddle_rbt_plugin.plan.plan import Plan
@@ -21,8 +21,10 @@ def engine_plan(engine: Any) -> Plan | None:
 
 
 def set_engine_plan(engine: Any, plan: Plan) -> None:
-    """Keeps the plan of training, which evaluation and prediction use too."""
+    """Keeps the plan of training, which evaluation and prediction use too, and says what it is."""
     setattr(engine, _ENGINE_PLAN, plan)
+    degrees = " x ".join(f"{axis} {n}" for axis, n in plan.degrees.items())
+    engine._logger.info(f"{PASS_NAME}: training under {degrees}; rbt.engine_plan(engine).explain() says why")
 
 
 def pass_attributes(engine: Any, mode: str, constraints: list[Constraint]) -> dict[str, Any]:

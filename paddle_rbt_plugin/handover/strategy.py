@@ -14,8 +14,20 @@ _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
 
 
 def is_enabled(tuning: Any) -> bool:
-    """True when ``strategy.tuning`` asks for this tuner; ``enable`` without ``pass_name`` keeps Paddle's own meaning."""
-    return bool(tuning is not None and tuning.enable and _field(tuning, "pass_name") == PASS_NAME)
+    """True when ``strategy.tuning`` asks for this tuner; ``enable`` without ``pass_name`` keeps Paddle's own meaning.
+
+    Raises TunerError for the name of a pass that nobody has registered."""
+    from paddle.distributed.passes.pass_base import PassBase
+
+    if tuning is None or not tuning.enable:
+        return False
+    name = _field(tuning, "pass_name")
+    if name is not None and name not in PassBase._REGISTERED_PASSES:
+        near = difflib.get_close_matches(str(name), [PASS_NAME, *PassBase._REGISTERED_PASSES], 1)
+        raise TunerError(
+            f"strategy.tuning.pass_name {name!r} is no registered pass; did you mean {(near or [PASS_NAME])[0]!r}?"
+        )
+    return bool(name == PASS_NAME)
 
 
 def _field(tuning: Any, name: str) -> Any:

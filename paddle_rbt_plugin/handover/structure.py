@@ -67,7 +67,9 @@ def predicted(graph: Graph, completion: Completion, train: bool = True) -> Struc
             collectives[(c.phase, c.kind, c.axis, c.value.local_bytes(mesh, 1))] += 1
         flop += sum(p.flop for k in kernels for p in products(k, sizes))
         nbytes += sum(v.local_bytes(mesh, 1) for v in work.params)
-    shapes = {t.name: completion.placements[t.index].local_shape(t.shape, mesh) for t in graph.params}
+    shapes = {
+        t.name: completion.placements[t.index].local_shape(t.shape, mesh) for t in graph.params if graph.consumers(t.index)
+    }
     states = nbytes * OPTIMIZER_STATES["adamw"]
     return Structure(collectives, nbytes, nbytes if train else 0, states if train else 0, flop, shapes)
 

@@ -77,6 +77,10 @@ class PatternGraph:
         return {t.name: t for t in self.tensors if t.name}
 
 
+_MAX_TENSORS = 10_000
+"""More than any sub-graph of a layer has: a ``build`` that gets here does not end."""
+
+
 class Builder:
     """Draws one variant of a pattern graph; this is the ``g`` of ``Pattern.build``.
 
@@ -203,6 +207,8 @@ class Builder:
             raise PatternError(f"two tensors are named {name!r}; every name may be given once")
         if ndim is not None and (not isinstance(ndim, int) or ndim < 0):
             raise PatternError(f"{name or 'a tensor'}: ndim is a number of dimensions or None, not {ndim!r}")
+        if len(self._tensors) == _MAX_TENSORS:
+            raise PatternError(f"the pattern has more than {_MAX_TENSORS} tensors; does its build() ever end?")
         node = TensorNode(len(self._tensors), name, kind, ndim, where)
         self._tensors.append(node)
         return node

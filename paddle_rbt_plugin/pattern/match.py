@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from paddle_rbt_plugin.errors import PatternError
+from paddle_rbt_plugin.errors import PatternError, describe_error
 from paddle_rbt_plugin.graph.graph import Graph
 from paddle_rbt_plugin.layers.layers import Layers
 from paddle_rbt_plugin.pattern.builder import PatternGraph
@@ -106,9 +106,12 @@ def match_all(
         compiled = pattern if isinstance(pattern, CompiledPattern) else compile_pattern(pattern)
         try:
             matches, unfit, complete = _match_pattern(index, compiled, layer_of, max_steps)
-        except Exception as error:
-            failed[compiled.name] = reason = f"{type(error).__name__}: {error}"
-            warnings.warn(f"pattern {compiled.name!r} is left out, its own code raised {reason}", stacklevel=2)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit too: a plugin must not end the job
+            failed[compiled.name] = reason = describe_error(error)
+            source = f" of {compiled.distribution} {compiled.version}" if compiled.distribution else ""
+            warnings.warn(f"pattern {compiled.name!r}{source} is left out, its own code raised {reason}", stacklevel=2)
             continue
         found += matches
         dropped += unfit

@@ -136,6 +136,7 @@ def _tensors(analysis: Analysis, result: SearchResult, stages: tuple[Stage, ...]
             match.distribution if match else None,
             t.kind,
             t.structured_name,
+            t.shape,
         )
     return tensors
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ class TensorPlacement:
     distribution: str | None = None
     kind: str = "param"
     structured_name: str = ""
+    shape: tuple[int, ...] | None = None
+    """Of the whole tensor; None in plans that were saved without it."""
     mesh: ProcessMesh | None = None
     """The mesh of the stage; filled in by ``Plan.placements``."""
 
@@ -147,6 +150,11 @@ class Plan:
         planned = Cluster.from_dict(self.cluster)
         if planned.device_count != cluster.device_count or planned.short_form != cluster.short_form:
             raise PlanError(f"the plan is for the cluster {planned}, not for {cluster}; plan again for {cluster}")
+        if planned != cluster:
+            raise PlanError(
+                f"the plan is for a cluster {planned} with other figures (memory, FLOP/s or bandwidths); plan again, or "
+                "describe the cluster as it was described then"
+            )
 
     def _difference(self, graph: Graph) -> str:
         for kind, found in (("param", graph.params), ("data", graph.data)):
@@ -168,9 +176,18 @@ class Plan:
         for kind, found in (("param", graph.params), ("data", graph.data)):
             planned = {name: t for name, t in self.tensors.items() if t.kind == kind}
             if set(planned) == {t.name for t in found}:
-                leaves.update(planned)
+                placed = planned
+            elif len(planned) == len(found):
+                placed = dict(zip((t.name for t in found), planned.values(), strict=True))
             else:
-                leaves.update(zip((t.name for t in found), planned.values(), strict=True))
+                raise PlanError(f"the plan is for another program: {self._difference(graph)}")
+            for t in found:
+                if len(placed[t.name].dims_mapping) != t.ndim:
+                    mapping = list(placed[t.name].dims_mapping)
+                    raise PlanError(
+                        f"the plan maps the {t.ndim} dimensions of {t.name!r} as {mapping}; one entry each would be right"
+                    )
+            leaves.update(placed)
         return leaves
 
     # Executing it
@@ -218,7 +235,11 @@ class Plan:
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Reads a saved plan. Raises PlanError that says what is wrong with the file; executes nothing."""
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            data = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_no_constant)
+        except RecursionError as error:
+            raise PlanError(f"{str(path)!r} is not a plan: it is nested too deeply") from error
+        except TypeError as error:
+            raise PlanError(f"a plan is loaded from a path, not from {path!r}") from error
         except OSError as error:
             raise PlanError(f"the plan {str(path)!r} cannot be read: {error.strerror}") from error
         except ValueError as error:
@@ -230,6 +251,7 @@ class Plan:
         """The plan of ``to_dict``. Raises PlanError, naming ``source`` and the field, for anything else."""
         if isinstance(data, dict) and isinstance(data.get("schema"), int) and data["schema"] != SCHEMA:
             raise PlanError(f"{source}: the plan has schema {data['schema']}, this version reads schema {SCHEMA}; plan again")
+        _check_texts(source, data)
         for error in _validator().iter_errors(data):
             where = "/".join(map(str, error.absolute_path)) or "the whole file"
             raise PlanError(f"{source} is not a plan: {where}: {error.message[:200]}")
@@ -240,10 +262,16 @@ class Plan:
         )
         tensors = {name: _read_tensor(t) for name, t in data["tensors"].items()}
         _check_consistent(source, stages, tensors)
+        cluster = Cluster.from_dict(data["cluster"], source)
+        used = max(d for stage in stages for d in stage.devices) + 1
+        if prod(data["degrees"].values()) != cluster.device_count or used > cluster.device_count:
+            raise PlanError(
+                f"{source} is not a plan: degrees {data['degrees']} and devices up to {used - 1} do not use the "
+                f"{cluster.device_count} devices of its cluster exactly"
+            )
         known |= {"stages": stages, "tensors": tensors, "estimate": PlanEstimate(**data["estimate"])}
         for key in ("candidates", "rejected", "unmatched", "notes"):
             known[key] = tuple(known.get(key, ()))
-        Cluster.from_dict(data["cluster"], source)
         return cls(**known)
 
 
@@ -255,13 +283,31 @@ def _tensor_dict(t: TensorPlacement) -> dict[str, Any]:
         "distribution": t.distribution,
         "kind": t.kind,
         "structured_name": t.structured_name,
+        **({} if t.shape is None else {"shape": list(t.shape)}),
     }
 
 
 def _read_tensor(t: Mapping[str, Any]) -> TensorPlacement:
-    return TensorPlacement(
-        t["stage"], tuple(t["dims_mapping"]), t["pattern"], t["distribution"], t["kind"], t["structured_name"]
-    )
+    shape = tuple(t["shape"]) if "shape" in t else None
+    mapping = tuple(t["dims_mapping"])
+    return TensorPlacement(t["stage"], mapping, t["pattern"], t["distribution"], t["kind"], t["structured_name"], shape)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _check_texts(source: str, value: Any, where: str = "") -> None:
+    """Raises PlanError for text that cannot be printed as it is: control characters, halves of characters."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_texts(source, key, where)
+            _check_texts(source, item, f"{where}/{key}")
+    elif isinstance(value, list):
+        for item in value:
+            _check_texts(source, item, where)
+    elif isinstance(value, str) and any((ord(c) < 32 and c not in "\n\t") or 0xD800 <= ord(c) < 0xE000 for c in value):
+        raise PlanError(f"{source} is not a plan: {ascii(where.lstrip('/')) or 'a key'} holds text that cannot be printed")
 
 
 def _check_consistent(source: str, stages: Sequence[Stage], tensors: Mapping[str, TensorPlacement]) -> None:
@@ -269,6 +315,8 @@ def _check_consistent(source: str, stages: Sequence[Stage], tensors: Mapping[str
         size = 1
         for n in stage.mesh:
             size *= n
+        if stage.layers[0] > stage.layers[1]:
+            raise PlanError(f"{source} is not a plan: stages/{i}: its layers {list(stage.layers)} end before they begin")
         if size != len(stage.devices) or len(stage.mesh) != len(stage.axes) or len(set(stage.devices)) != size:
             raise PlanError(
                 f"{source} is not a plan: stages/{i}: mesh {list(stage.mesh)} with axes {list(stage.axes)} does not arrange "
@@ -276,7 +324,13 @@ def _check_consistent(source: str, stages: Sequence[Stage], tensors: Mapping[str
             )
     for name, t in tensors.items():
         axes = [a for a in t.dims_mapping if a >= 0]
-        if t.stage >= len(stages) or len(set(axes)) < len(axes) or any(a >= len(stages[t.stage].mesh) for a in axes):
+        ranks = t.shape is None or len(t.shape) == len(t.dims_mapping)
+        if (
+            not ranks
+            or t.stage >= len(stages)
+            or len(set(axes)) < len(axes)
+            or any(a >= len(stages[t.stage].mesh) for a in axes)
+        ):
             raise PlanError(
                 f"{source} is not a plan: tensors/{name}: dims_mapping {list(t.dims_mapping)} does not fit stage {t.stage}"
             )

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import pluggy
 
-from paddle_rbt_plugin.errors import PatternError
+from paddle_rbt_plugin.errors import PatternError, describe_error
 from paddle_rbt_plugin.pattern import CompiledPattern, compile_pattern
 from paddle_rbt_plugin.plugins import markers
 
@@ -111,7 +111,7 @@ class _Loader:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit too: a plugin must not end the job
-            self.rows.append(_row(point.name, point, "broken", _cause(error)))
+            self.rows.append(_row(point.name, point, "broken", describe_error(error)))
             return
         for cls in classes:
             self._add(cls, point)
@@ -131,7 +131,7 @@ class _Loader:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            self.rows.append(_row(name, point, "broken", _cause(error)))
+            self.rows.append(_row(name, point, "broken", describe_error(error)))
             return
         self.patterns[name] = pattern
         self.rows.append(_row(name, point, "active"))
@@ -179,10 +179,6 @@ def _order(point: EntryPoint) -> tuple[bool, str, str, str]:
 def _normal(name: str) -> str:
     """Distribution names are equal up to case and the characters ``-_.``; so are all names here."""
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _cause(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:
