@@ -64,7 +64,7 @@ def test_every_command_has_the_common_options(name):
         (["plan", "gpt3-1.3b", *PLAN, "--set", "mp"], "'mp' is not of the form key=value, such as mp=2"),
         (["plan", "gpt3-1.3b", *PLAN, "--set", "mp=1,"], "'mp=1,' is not of the form key=value"),
         (["plan", "gpt3-1.3b", *PLAN, "--presicion", "bf16"], "--precision"),
-        (["plan", "gpt3-1.3b", "--cluster", "1x8:H100", "--global-batch", "0"], "0 is not in the range x>=1"),
+        (["plan", "gpt3-1.3b", "--cluster", "1x8:H100", "--global-batch", "0"], "0 is not in the range 1<=x<=16777216"),
     ],
 )
 def test_wrong_usage_is_exit_code_2_with_what_would_be_right(arguments, message):

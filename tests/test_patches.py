@@ -24,7 +24,8 @@ def test_without_native_tracing_every_function_is_transcribed() -> None:
     dy2static.Call = lambda function: seen.append(function) or original(function)
     try:
         layer = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-        paddle.jit.to_static(layer.forward, full_graph=True, input_spec=[InputSpec([2, 4], "float32", "x")]).concrete_program
+        traced = paddle.jit.to_static(layer.forward, full_graph=True, input_spec=[InputSpec([2, 4], "float32", "x")])
+        assert traced.concrete_program is not None
     finally:
         dy2static.Call = original
     assert seen

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from rich.console import RenderableType
+from rich.padding import Padding
+from rich.text import Text
 
 from paddle_rbt_plugin.cli.model import model_graph
 from paddle_rbt_plugin.cli.output import Output, make_table, titled
@@ -98,8 +100,13 @@ def _tables(model: str, plan: Plan, top: int) -> Iterator[RenderableType]:
     if plan.rejected:
         yield _rejected(plan)
     yield _patterns(plan)
-    yield from (f"matched by no pattern: {line}" for line in plan.unmatched)
-    yield from (f"note: {line}" for line in plan.notes)
+    yield from (_wrapped(f"matched by no pattern: {line}") for line in plan.unmatched)
+    yield from (_wrapped(f"note: {line}") for line in plan.notes)
+
+
+def _wrapped(text: str) -> RenderableType:
+    """A sentence that breaks where the terminal does."""
+    return Padding(Text(text), 0)
 
 
 def _winner(model: str, plan: Plan) -> RenderableType:

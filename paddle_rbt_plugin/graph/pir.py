@@ -19,9 +19,10 @@ _CONTROL_FLOW = ("pd_op.if", "pd_op.while", "pd_op.pylayer", "cf.")
 RECOMPUTE_MARKS = ("fwd_recompute_id", "bwd_recompute_id")
 # Attributes that say nothing about what an op computes.
 _BOOKKEEPING = frozenset(
-    {"stop_gradient", "op_callstack", "struct_name", "op_role", "chunk_id", "place", "is_persistable", "op_dist_attr", *RECOMPUTE_MARKS,
-     "persistable", "is_persisable", "mkldnn_data_type", "onednn_data_type", "use_mkldnn", "use_quantizer"}
-)  # fmt: skip
+    {"stop_gradient", "op_callstack", "struct_name", "op_role", "chunk_id", "place", "is_persistable", "op_dist_attr"}
+    | {"persistable", "is_persisable", "mkldnn_data_type", "onednn_data_type", "use_mkldnn", "use_quantizer"}
+    | {*RECOMPUTE_MARKS}
+)
 _FORWARD_ROLES = (-1, 0, 256)  # unset, OpRole.Forward, OpRole.Forward | OpRole.Loss
 
 
