@@ -97,8 +97,8 @@ class _LegacyReader(Reader):
         new = self.ops[-1]
         if new.type in _ALIASES:
             type_, attrs = _ALIASES[new.type]
-            slots = {"inputs": {"x": new.operands}, "outputs": {"out": new.results}}
-            new = self.ops[-1] = replace(new, type=type_, attrs=attrs, **slots)
+            new = replace(new, type=type_, attrs=attrs, inputs={"x": new.operands}, outputs={"out": new.results})
+            self.ops[-1] = new
         stops = all(self.tensors[t].stop_gradient for t in new.operands)
         stops = stops or all(self.tensors[t].stop_gradient for t in new.results)
         for t in new.results:
