@@ -70,7 +70,9 @@ def _planned_params(plan: Plan, model: Any) -> dict[str, TensorPlacement]:
         paths_of.setdefault(id(param), []).append(path)
     found: dict[str, TensorPlacement] = {}
     for path, param in params:
-        planned = next((by_path[p] for p in paths_of[id(param)] if p in by_path), None) or plan.tensors.get(param.name)
+        planned = next((by_path[p] for p in paths_of[id(param)] if p in by_path), None)
+        if not by_path:
+            planned = plan.tensors.get(param.name)
         if planned is None or len(planned.dims_mapping) != len(param.shape):
             raise PlanError(f"the plan is for another model: it does not place {path} of shape {list(param.shape)}")
         if planned.shape is not None and planned.shape != tuple(param.shape):

@@ -56,7 +56,8 @@ class Structure:
 
 
 def predicted(graph: Graph, completion: Completion, train: bool = True) -> Structure:
-    """The structure that the cost model computes with, in the precision of the traced program."""
+    """The structure that the cost model computes with, in the precision of the traced program; ``graph`` is the one that was
+    completed, rewritten where it was rewritten."""
     mesh = completion.mesh
     collectives: Counter[tuple[str, str, str, int]] = Counter()
     sizes = Sizes(mesh, 1.0, "fp32")
@@ -148,9 +149,9 @@ def verify(plan: Plan, graph: Graph, program: Any) -> tuple[Structure, Structure
         raise TunerError(f"the plan has {plan.degrees['pp']} pipeline stages; a plan of one stage can be verified")
     leaves = {name: t.placement for name, t in plan.leaves(graph).items()}
     mesh = plan.stages[0].process_mesh
-    completion = analyse(graph, load_plugins().patterns).complete(mesh)
+    analysis = analyse(graph, load_plugins().patterns)
     annotate(program, mesh, leaves)
-    expected, found = predicted(graph, completion), handed_over(program, partition(program), mesh)
+    expected, found = predicted(analysis.graph, analysis.complete(mesh)), handed_over(program, partition(program), mesh)
     return expected, found, compare(expected, found)
 
 
