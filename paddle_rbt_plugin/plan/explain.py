@@ -246,8 +246,8 @@ def _sections(data: Mapping[str, Any]) -> Iterator[str]:
     )
     where = [_wrap(row["where"], "  ") for row in data["communication"]]
     yield _section("Where the axes communicate", where or ["  nowhere: there is one device"])
-    others = {spell_candidate(row): _compared(row, step) for row in data["runner_ups"]}
-    yield _section("Next best", _rows(others) or ["  no other way to use the devices fits"])
+    others = [_wrap(spell_candidate(row), f"  {_compared(row, step)}  ") for row in data["runner_ups"]]
+    yield _section("Next best", others or ["  no other way to use the devices fits"])
     total = sum(group["count"] for group in data["rejected"])
     yield _section(f"Rejected: {total}", [_rejected(group) for group in data["rejected"]])
     matched = {
