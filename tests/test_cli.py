@@ -318,3 +318,10 @@ def test_ctrl_c_leaves_nothing_half_written(tmp_path):
     assert out == ""
     assert err.splitlines()[-1] == "interrupted"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_time_limit_ends_the_search_and_says_so(model):
+    result = run("plan", model, *PLAN, "--time-limit", "1e-9", "--json")
+    assert result.exit_code == 0
+    assert any("time limit" in note for note in json.loads(result.stdout)["notes"])
+    assert run("plan", model, *PLAN, "--time-limit", "0").exit_code == 2

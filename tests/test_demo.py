@@ -134,13 +134,21 @@ def test_workers_that_take_too_long_are_stopped(temporary):
     assert list(temporary.iterdir()) == []
 
 
-def running(directory):
-    """Command lines of the processes that work in a directory."""
-    lines = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            lines.append(path.read_bytes().replace(b"\0", b" ").decode())
-    return [line for line in lines if str(directory) in line]
+def running(directory, grace=30.0):
+    """Command lines of the processes that still work in a directory after ``grace`` seconds: one that was killed takes a
+    moment to go, and one that was only starting ends when it finds the directory gone."""
+    end = time.monotonic() + grace
+    while lines := [line for line in map(command_line, Path("/proc").glob("[0-9]*")) if str(directory) in line]:
+        if time.monotonic() > end:
+            break
+        time.sleep(0.1)
+    return lines
+
+
+def command_line(process):
+    with suppress(OSError):
+        return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return ""
 
 
 # --- the real thing

@@ -123,6 +123,9 @@ def cli() -> None:
     "--precision", type=click.Choice(["bf16", "fp16", "fp32"]), help="Of training; the best of the devices by default."
 )
 @click.option("--cost-model", default="analytic", show_default=True, help="What predicts time and memory.")
+@click.option(
+    "--time-limit", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="End the search with the best plan so far."
+)
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Candidates to show.")
 @click.option("--save", type=click.Path(dir_okay=False), help="Write the plan to this file.")
 @_no_plugin

@@ -49,6 +49,7 @@ def plan_model(
     fixed: Sequence[tuple[str, Any]],
     precision: str | None,
     cost_model: str,
+    time_limit: float | None,
     top: int,
     save: str | None,
     blocked: tuple[str, ...],
@@ -60,6 +61,7 @@ def plan_model(
         cluster=parsed,
         cost_model=cost_model,
         search_space=dict(fixed),
+        time_limit=time_limit,
         blocked_plugins=blocked,
     )
     with output.progress(f"tracing {model}"):
