@@ -5,7 +5,7 @@ from __future__ import annotations
 from paddle_rbt_plugin.cli.model import model_trace
 from paddle_rbt_plugin.cli.output import Output, make_table, titled
 from paddle_rbt_plugin.errors import ModelError
-from paddle_rbt_plugin.handover.structure import Structure, verify
+from paddle_rbt_plugin.handover.structure import FIGURES, Structure, verify
 from paddle_rbt_plugin.plan.plan import Plan
 
 
@@ -22,7 +22,7 @@ def verify_file(output: Output, path: str, model: str | None) -> bool:
         expected, found, differences = verify(plan, trace.graph, trace.program)
     data = {"equal": not differences, "differences": differences, "predicted": _dict(expected), "program": _dict(found)}
     table = make_table("", "predicted", "in the program", right=("predicted", "in the program"))
-    for name in ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "matmul_flop"):
+    for name in FIGURES:
         table.add_row(name.replace("_", " "), f"{getattr(expected, name):,.0f}", f"{getattr(found, name):,.0f}")
     table.add_row("collectives", str(sum(expected.collectives.values())), str(sum(found.collectives.values())))
     verdict = "the prediction is the program" if not differences else f"{len(differences)} differences"
@@ -35,5 +35,4 @@ def _dict(structure: Structure) -> dict[str, object]:
         {"phase": phase, "kind": kind, "axis": axis, "bytes": nbytes, "count": count}
         for (phase, kind, axis, nbytes), count in sorted(structure.collectives.items())
     ]
-    names = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "matmul_flop")
-    return {"collectives": rows, **{name: getattr(structure, name) for name in names}}
+    return {"collectives": rows, **{name: getattr(structure, name) for name in FIGURES}}

@@ -3,8 +3,7 @@
     new_pass("rule_based_tuner", {"cluster": "1x8:A100-80G"}).apply([main], [startup], context)
 
 Its attributes are the fields of ``strategy.tuning``, and ``global_batch``, ``precision`` and ``loss``. The plan is left in
-the context under the key ``plan``. Applied to a program that is not the one planned, but reads its parameters (that of
-evaluation), it takes the ``plan`` attribute and searches nothing.
+the context under the key ``plan``.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class RuleBasedTunerPass(PassBase):
 
     def _apply_single_impl(self, main_program: Any, startup_program: Any, context: Any) -> None:
         extra = {key: self._attrs[key] for key in ("global_batch", "precision", "loss", "constraints") if key in self._attrs}
-        settings = Settings.from_mapping({k: v for k, v in self._attrs.items() if k not in extra and k != PLAN})
+        settings = Settings.from_mapping({k: v for k, v in self._attrs.items() if k not in extra})
         loss = extra.pop("loss", None)
         legacy = read_legacy_program(main_program, loss) if is_legacy(main_program) else None
         graph = legacy.graph if legacy is not None else read_program(main_program, loss)

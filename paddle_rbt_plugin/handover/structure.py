@@ -38,6 +38,9 @@ from paddle_rbt_plugin.search import analyse
 PHASES = {0: "forward", 1: "backward", 2: "optimizer"}
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
+FIGURES = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "matmul_flop")
+"""The single numbers of a structure."""
+
 Collectives = Mapping[tuple[str, str, str, int], int]
 """How often each (phase, kind, axis, bytes of the message) occurs."""
 
@@ -129,7 +132,7 @@ def compare(expected: Structure, found: Structure) -> list[str]:
         if predicted_count != count:
             phase, kind, axis, nbytes = key
             lines.append(f"{phase} {kind} along {axis} of {nbytes} bytes: predicted {predicted_count}, in the program {count}")
-    for name in ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "matmul_flop"):
+    for name in FIGURES:
         a, b = getattr(expected, name), getattr(found, name)
         if a != b:
             lines.append(f"{name.replace('_', ' ')}: predicted {a:,.0f}, in the program {b:,.0f}")

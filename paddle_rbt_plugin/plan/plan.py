@@ -312,9 +312,7 @@ def _check_texts(source: str, value: Any, where: str = "") -> None:
 
 def _check_consistent(source: str, stages: Sequence[Stage], tensors: Mapping[str, TensorPlacement]) -> None:
     for i, stage in enumerate(stages):
-        size = 1
-        for n in stage.mesh:
-            size *= n
+        size = prod(stage.mesh)
         if stage.layers[0] > stage.layers[1]:
             raise PlanError(f"{source} is not a plan: stages/{i}: its layers {list(stage.layers)} end before they begin")
         if size != len(stage.devices) or len(stage.mesh) != len(stage.axes) or len(set(stage.devices)) != size:
