@@ -13,13 +13,13 @@ from paddle.utils import unique_name
 from rich.console import RenderableType
 
 from paddle_rbt_plugin.cli import demo_training
-from paddle_rbt_plugin.cli.demo_processes import Processes
 from paddle_rbt_plugin.cli.output import Output, Report, make_table, titled
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.handover.trace import trace_layer
 from paddle_rbt_plugin.plan.explain import decision, spell_candidate
 from paddle_rbt_plugin.plan.plan import Plan
+from paddle_rbt_plugin.processes import Processes
 from paddle_rbt_plugin.tuner import Constraint, tune_graph
 
 TOLERANCE = 1e-5
@@ -107,15 +107,17 @@ def choose_way(plan: Plan) -> tuple[Way, str]:
 def compare(plan: Plan, way: Way, steps: int, timeout: int, report: Report) -> Comparison:
     """Trains in this process while the others start. Raises TunerError where one of them fails or all take too long."""
     serial = []
-    with Processes(plan, way, steps, timeout) as processes:
+    with Processes("the demo", len(plan.stages[0].devices), steps, "steps", timeout) as processes:
+        plan.save(processes.directory / "plan.json")
+        processes.start(demo_training.__file__, way, str(steps))
         for loss in demo_training.train_serial(steps):
             serial.append(loss)
             processes.check()
         while not processes.ended:
             processes.check()
-            report(len(processes.losses), steps)
+            report(len(processes.lines), steps)
             time.sleep(0.1)
-        return Comparison(tuple(serial), processes.losses)
+        return Comparison(tuple(serial), processes.lines)
 
 
 def _table(title: str, comparison: Comparison) -> RenderableType:

@@ -6,8 +6,6 @@ but the seed, so each way should give the losses of every other.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -22,6 +20,7 @@ from paddle_rbt_plugin.config import PASS_NAME
 from paddle_rbt_plugin.models import GPTConfig, input_spec, sample_batch
 from paddle_rbt_plugin.models.gpt import GPTCriterion, GPTModel
 from paddle_rbt_plugin.plan.plan import Plan
+from paddle_rbt_plugin.processes import work
 
 CONFIG = GPTConfig(layers=2, hidden=64, ffn=256, heads=8, vocab=128, seq=32)
 BATCH = 16
@@ -101,22 +100,12 @@ def _train(model: nn.Layer, loader: Iterable[list[paddle.Tensor]]) -> Iterator[f
         yield float(dist.unshard_dtensor(loss) if loss.is_dist() else loss)
 
 
-def main(way: str, directory: str, steps: str) -> None:
-    """One process of the demo: trains in the given way under ``plan.json`` of the directory.
-
-    It leaves its process id in a file ``pid.RANK``, a file ``done.RANK`` when it has ended well, and, being the first, a line
-    with the loss of every step in ``losses``."""
-    rank, plan_path = os.environ["PADDLE_TRAINER_ID"], Path(directory, "plan.json")
-    Path(directory, f"pid.{rank}").write_text(str(os.getpid()))
-    paddle.set_device("cpu")
-    dist.init_parallel_env()
-    plan = Plan.load(plan_path)
-    train = train_dygraph if way == "dygraph" else partial(train_static, path=str(plan_path))
-    with Path(directory, "losses").open("w") if rank == "0" else Path(os.devnull).open("w") as file:
-        for loss in train(int(steps), plan):
-            print(json.dumps(loss), file=file, flush=True)
-    Path(directory, f"done.{rank}").touch()
+def losses(directory: str, way: str, steps: str) -> Iterator[float]:
+    """Loss of every step of one process of the demo, trained in the given way under ``plan.json`` of the directory."""
+    path = Path(directory, "plan.json")
+    train = train_dygraph if way == "dygraph" else partial(train_static, path=str(path))
+    yield from train(int(steps), Plan.load(path))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    work(sys.argv[1], losses(*sys.argv[1:]))

@@ -1,0 +1,130 @@
+"""Several processes of one job on this machine: started through ``paddle.distributed.launch``, watched, and ended with all
+they leave behind.
+
+What runs in each of them is a script that calls ``work`` with what it has to tell, line by line, and the arguments that it
+was started with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from paddle_rbt_plugin.errors import TunerError
+
+_LOG_LINES = 15
+
+
+def work(directory: str, lines: Iterable[Any]) -> None:
+    """What a started process does: joins the others, then takes ``lines`` one by one and tells each, as JSON.
+
+    It leaves its process id in a file ``pid.RANK`` of the directory, and a file ``done.RANK`` when it has ended well."""
+    import paddle
+    import paddle.distributed as dist
+
+    rank = os.environ["PADDLE_TRAINER_ID"]
+    Path(directory, f"pid.{rank}").write_text(str(os.getpid()))
+    on_cpu = os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo"  # the launcher says so
+    paddle.set_device("cpu" if on_cpu else f"gpu:{dist.ParallelEnv().device_id}")
+    dist.init_parallel_env()
+    with Path(directory, f"lines.{rank}").open("w") as file:
+        for line in lines:
+            print(json.dumps(line), file=file, flush=True)
+    Path(directory, f"done.{rank}").touch()
+
+
+class Processes:
+    """The processes of one job, inside a ``with`` block that none of them outlives.
+
+    ``what`` is their name in messages; ``lines`` the number of lines that each will tell, one per ``unit``; ``timeout`` the
+    seconds that they may take together. ``directory`` is theirs alone and goes with them: put there what they read."""
+
+    def __init__(self, what: str, count: int, lines: int, unit: str, timeout: float):
+        self.what, self.count, self.expected, self.unit, self.timeout = what, count, lines, unit, timeout
+        self._temporary = tempfile.TemporaryDirectory(prefix="paddle-rbt-")
+        self.directory = Path(self._temporary.name)
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self._deadline = 0.0
+
+    def start(self, script: str, *arguments: str, gpus: bool = False) -> None:
+        """Runs ``script DIRECTORY ARGUMENTS...`` in each process: on a CUDA device of its own, or on the CPU, where they
+        share the cores."""
+        command = [sys.executable, "-m", "paddle.distributed.launch", "--log_dir", str(self.directory / "log")]
+        if gpus:
+            command += ["--devices", ",".join(map(str, range(self.count)))]
+        else:
+            command += ["--nproc_per_node", str(self.count), "--backend", "gloo"]
+        command += [script, str(self.directory), *arguments]
+        environment = _environment(self.count, self._temporary.name)
+        self._deadline = time.monotonic() + self.timeout
+        with (self.directory / "launch.log").open("wb") as log:
+            # A session of its own, so that Ctrl-C reaches this process only, which then ends the others.
+            self._launcher = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._launcher is not None:
+            self._launcher.kill()  # not SIGTERM: on that it dies without ending its processes
+            self._launcher.wait()
+        for path in self.directory.glob("pid.*"):
+            with suppress(ProcessLookupError, ValueError):
+                os.kill(int(path.read_text()), signal.SIGKILL)
+        self._temporary.cleanup()
+
+    @property
+    def lines(self) -> tuple[Any, ...]:
+        """What the first process has told so far; a line that is still being written does not count."""
+        path = self.directory / "lines.0"
+        text = path.read_text() if path.exists() else ""
+        return tuple(json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n"))
+
+    @property
+    def ended(self) -> bool:
+        """All have ended well. They say so themselves, since the launcher takes seconds to notice."""
+        return len(list(self.directory.glob("done.*"))) == self.count
+
+    def check(self) -> None:
+        """Raises TunerError, with the end of its log, where a process has failed, and where all take too long."""
+        code = None if self._launcher is None else self._launcher.poll()
+        if code is not None and not self.ended:
+            raise self._error(f"a process of {self.what} failed (exit code {code})")
+        if time.monotonic() > self._deadline:
+            raise self._error(f"{self.what} did not end within {self.timeout:g} s and was stopped")
+
+    def _error(self, what: str) -> TunerError:
+        return TunerError(f"{what} after {len(self.lines)} of {self.expected} {self.unit}.{self._log_tail()}")
+
+    def _log_tail(self) -> str:
+        """The end of the log that says most: one with a traceback, else the first that is not empty."""
+        logs = [*sorted(self.directory.glob("log/workerlog.*")), self.directory / "launch.log"]
+        texts = {log.name: log.read_text(errors="replace").strip() for log in logs}
+        said = [name for name, text in texts.items() if text]
+        name = next((name for name in said if "Traceback" in texts[name]), said[0] if said else "")
+        if not name:
+            return " It left no log."
+        lines = texts[name].splitlines()[-_LOG_LINES:]
+        return f" The end of {name}:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _environment(processes: int, directory: str) -> dict[str, str]:
+    """This process's environment, less what another launcher may have left in it."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("PADDLE_")}
+    root = str(Path(__file__).parents[1])
+    return kept | {
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes)),
+        "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
+        "TMPDIR": directory,  # what a process that is killed leaves there goes with it
+        "PYTHONSAFEPATH": "1",  # the modules beside the script are not top-level modules
+    }
