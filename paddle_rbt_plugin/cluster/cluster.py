@@ -172,7 +172,7 @@ class Cluster:
         """Number of machines."""
         return sum(g.machines for g in self.groups)
 
-    @property
+    @cached_property
     def is_homogeneous(self) -> bool:
         """Whether all machines are equal."""
         return all(replace(g, machines=1) == replace(self.groups[0], machines=1) for g in self.groups)

@@ -10,6 +10,7 @@ Answers depend only on the question, so each is asked once (about a millisecond)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from paddle_rbt_plugin.graph.api import signature
 from paddle_rbt_plugin.graph.pir import CONSTANT_OPS, CONTAINER_OPS, dtype_name, plain_attrs
 
 _NOT_COMPUTING = (*CONTAINER_OPS, *CONSTANT_OPS, "pd_op.data")
+_MOST_OPS = 150
+"""Ops after which a scratch program gives way to a new one, since Paddle lists all ops of a block to show the last."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,7 @@ class Oracle:
     def __init__(self, mesh: ProcessMesh):
         self.mesh = mesh
         self._answers: dict[Question, tuple[Built, ...]] = {}
+        self._inputs: _Inputs | None = None
 
     def forward(self, question: Question) -> Built:
         """The op itself. Raises UnsupportedProgram when Paddle cannot build it."""
@@ -139,9 +143,10 @@ class Oracle:
     def _scratch(self, question: Question) -> tuple[Built, ...]:
         import paddle
 
-        program, startup = paddle.static.Program(), paddle.static.Program()
-        with paddle.static.program_guard(program, startup):
-            return _Scratch(program, self._paddle_mesh, question).answer()
+        if self._inputs is None or self._inputs.program.num_ops() > _MOST_OPS:
+            self._inputs = _Inputs(paddle.static.Program(), self._paddle_mesh)
+        with paddle.static.program_guard(self._inputs.program):
+            return _Scratch(self._inputs, question).answer()
 
 
 @contextmanager
@@ -159,18 +164,43 @@ def building_pir() -> Iterator[None]:
             paddle.disable_static()
 
 
-class _Scratch:
-    """One scratch program and the question it answers."""
+class _Inputs:
+    """A scratch program with the inputs made in it so far, which questions share."""
 
-    def __init__(self, program: Any, mesh: Any, question: Question):
-        self.block = program.global_block()
+    def __init__(self, program: Any, mesh: Any):
+        self.program = program
         self.mesh = mesh
+        self._values: dict[tuple[Operand, int], Any] = {}
+
+    def value(self, operand: Operand, number: int) -> Any:
+        """A value for an operand; ``number`` tells equal operands of one question apart."""
+        if (operand, number) not in self._values:
+            self._values[operand, number] = self._make(f"x{len(self._values)}", operand)
+        return self._values[operand, number]
+
+    def _make(self, name: str, operand: Operand) -> Any:
+        import paddle
+        from paddle.base import core
+
+        value = paddle._C_ops.data(name, list(operand.shape), getattr(paddle, operand.dtype), core.Place())
+        value.stop_gradient = operand.stop_gradient
+        set_placement(value, self.mesh, operand.placement)
+        return value
+
+
+class _Scratch:
+    """One question in the scratch program."""
+
+    def __init__(self, inputs: _Inputs, question: Question):
+        self.block = inputs.program.global_block()
+        self.inputs = inputs
         self.question = question
+        self.met: Counter[Operand] = Counter()
         self.sources: dict[int, Source] = {}  # id of a value -> where it comes from
         self.locals = 0
 
     def answer(self) -> tuple[Built, ...]:
-        inputs = [self._data(f"x{i}", o) for i, o in enumerate(self.question.operands)]
+        inputs = [self._input(o) for o in self.question.operands]
         for i, value in enumerate(inputs):
             self.sources[value.id] = Source("input", i)
         results = call_op(self.question.op, self.question.attrs, self._by_slot(inputs))
@@ -194,7 +224,7 @@ class _Scratch:
             if placement is None:  # as append_backward does
                 gradients.append(paddle.full_like(value, 0.0, dtype=value.dtype))
                 continue
-            gradient = self._data(f"g{i}", Operand(tuple(value.shape), dtype_name(value.dtype), placement, False))
+            gradient = self._input(Operand(tuple(value.shape), dtype_name(value.dtype), placement, False))
             self.sources[gradient.id] = Source("gradient", i)
             gradients.append(gradient)
         operands = [_elements(v) for v in op.operands_source()]
@@ -219,14 +249,9 @@ class _Scratch:
             if new.name() not in _NOT_COMPUTING and not _is_unread_zero(new)
         )
 
-    def _data(self, name: str, operand: Operand) -> Any:
-        import paddle
-        from paddle.base import core
-
-        value = paddle._C_ops.data(name, list(operand.shape), getattr(paddle, operand.dtype), core.Place())
-        value.stop_gradient = operand.stop_gradient
-        set_placement(value, self.mesh, operand.placement)
-        return value
+    def _input(self, operand: Operand) -> Any:
+        self.met[operand] += 1
+        return self.inputs.value(operand, self.met[operand])
 
     def _by_slot(self, values: Sequence[Any]) -> dict[str, list[Any]]:
         remaining = iter(values)

@@ -62,6 +62,13 @@ class SharedCosts:
             self._machines[key] = device, Machine(compute, networks(mesh, first, self.cluster), self.constants)
         return self._machines[key]
 
+    def on(self, cluster: Cluster) -> SharedCosts:
+        """Costs for another order of the cluster's groups, which know what these know of segments."""
+        other = SharedCosts(cluster, self.training, self.constants)
+        other._works, other._axes, other._flop = self._works, self._axes, self._flop
+        other._sizes, other._segments = self._sizes, self._segments
+        return other
+
     def _groups(self, first: int, size: int) -> list[MachineGroup]:
         found, start = [], 0
         for group in self.cluster.groups:

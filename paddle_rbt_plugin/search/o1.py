@@ -76,6 +76,8 @@ class Search:
         """The same search on another cluster, under the same deadline."""
         other = Search(self.analysis, cluster, self.training, self.space, self.memory_reserve, self.progress)
         other.deadline = self.deadline
+        other.shared = self.shared.on(cluster)
+        other.bounds = Bounds(other.shared, self.memory_reserve)
         return other
 
     def completion(self, candidate: Candidate) -> Completion:

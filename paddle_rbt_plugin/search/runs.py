@@ -47,6 +47,7 @@ TIME, MEMORY = range(2)
 EXACT = 1000
 """Ways that are compared with each other; more are thinned."""
 _BINS = 256
+_BLOCK = 128
 
 Choice = tuple[int, "Choice | None"]
 """The strategy of the last layer, and the choices before it."""
@@ -213,15 +214,19 @@ class StageRuns:
 
     def _unbeaten(self, values: np.ndarray, choices: list[Choice]) -> tuple[np.ndarray, list[Choice]]:
         """The ways that no other beats; they come fastest first."""
-        if len(values) > EXACT:
-            some = self._thinned(values, np.array([c[0] for c in choices]))
-            values, choices = values[some], [choices[i] for i in some]
         last = np.array([c[0] for c in choices], dtype=int)
-        kept: list[int] = []
-        for i in range(len(values)):
-            switched = values[kept, TIME] + self._reshard[last[kept], last[i]] <= values[i, TIME]
-            if not (switched & (values[kept, 1:] <= values[i, 1:]).all(1)).any():
-                kept.append(i)
+        if len(values) > EXACT:
+            some = self._thinned(values, last)
+            values, choices, last = values[some], [choices[i] for i in some], last[some]
+        kept = np.zeros(0, dtype=int)
+        for start in range(0, len(values), _BLOCK):  # by blocks, since most are beaten by few
+            block = np.arange(start, min(start + _BLOCK, len(values)))
+            rivals = np.concatenate((kept, block))
+            beats = values[rivals, None, TIME] + self._reshard[np.ix_(last[rivals], last[block])] <= values[block, TIME]
+            beats &= rivals[:, None] < block
+            for column in range(1, values.shape[1]):
+                beats &= values[rivals, None, column] <= values[block, column]
+            kept = np.concatenate((kept, block[~beats.any(0)]))
         return values[kept], [choices[i] for i in kept]
 
     def _thinned(self, values: np.ndarray, last: np.ndarray) -> np.ndarray:
