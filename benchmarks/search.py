@@ -17,24 +17,17 @@ import resource
 import subprocess
 import sys
 import time
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+import experts
+
 from paddle_rbt_plugin.config import Settings
-from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.handover.configs import config_graph
 from paddle_rbt_plugin.models import GPTConfig, named_config
-from paddle_rbt_plugin.plugins import load_plugins
-from paddle_rbt_plugin.runs import read_runs
-from paddle_rbt_plugin.runs.predict import run_cluster, run_config, run_training
-from paddle_rbt_plugin.search import Analysis, Evaluated, Search, SearchSpace, analyse, candidates
-from paddle_rbt_plugin.search.o1 import run_o1
 from paddle_rbt_plugin.tuner import tune_graph
 
 REFERENCE_LAYERS = 24
-MOST = 50
-"""Ranks are counted up to this."""
 
 
 def main() -> None:
@@ -52,7 +45,7 @@ def main() -> None:
     if arguments.curve:
         curve()
     if arguments.experts:
-        experts(arguments.experts)
+        experts.show(arguments.experts)
     if arguments.reference:
         reference(arguments.reference)
 
@@ -133,68 +126,6 @@ def reference(python: Path) -> None:
     print(f"{REFERENCE_LAYERS} layers on 1x8, from the traced program on: reference {theirs['tune_s']:.1f} s ", end="")
     print(f"(CPU {theirs['tune_cpu_s']:.1f} s), here {ours['tuning_s']:.2f} s (CPU {ours['tuning_cpu_s']:.2f} s): ", end="")
     print(f"{theirs['tune_s'] / ours['tuning_s']:.0f} times faster, {theirs['tune_cpu_s'] / ours['tuning_cpu_s']:.0f} by CPU")
-
-
-def experts(path: Path) -> None:
-    """Published configurations against what the planner finds under the same recomputation.
-
-    ``rank`` is that of the published one among the plans with its micro batch, recomputation, ZeRO stage and sequence
-    parallelism, by predicted time; ``all`` the same with any ZeRO stage and sequence parallelism."""
-    print(f"{'run':<11}{'published':>20}{'predicted':>10}{'measured':>9}{'rank':>5}{'all':>5}  {'best':>9}  with")
-    for run in read_runs(path):
-        print(_expert_line(run), flush=True)
-
-
-def _expert_line(run: Any) -> str:
-    search = _expert_search(run, {"recompute": run.recompute})
-    published = search.evaluate(_published(run))
-    best = run_o1(search).best
-    features = {"sharding_stage": published.candidate.sharding_stage, "sequence_parallel": run.seq_parallel}
-    same = {"recompute": run.recompute, "micro_batch": run.mbs}
-    ranks = [_rank(_expert_search(run, same | more), published) for more in (features, {})]
-    c, p = best.candidate, published.candidate
-    found = f"pp {c.pp} dp {c.dp} mp {c.mp} vpp {c.vpp}, micro batch {c.micro_batch}, ZeRO {c.sharding_stage}"
-    shape = f"{p.pp}/{p.dp}/{p.mp}/v{p.vpp} mb {p.micro_batch}"
-    predicted, measured = published.estimate.step_time_s, run.measured_step_time_s or 0.0
-    figures = f"{predicted:>10.2f}{measured:>9.2f}{ranks[0]:>5}{ranks[1]:>5}  {best.estimate.step_time_s:>9.2f}"
-    return f"{run.id:<11}{shape:>20}{figures}  {found}{', sequence parallel' if c.sequence_parallel else ''}"
-
-
-@cache
-def _analysis(run: Any) -> Analysis:
-    return analyse(config_graph(run_config(run), run.gbs), load_plugins().patterns)
-
-
-def _expert_search(run: Any, space: dict[str, Any]) -> Search:
-    return Search(_analysis(run), run_cluster(run), run_training(run), SearchSpace.parse(space))
-
-
-def _published(run: Any) -> Candidate:
-    return Candidate(
-        pp=run.pp,
-        dp=run.dp,
-        mp=run.tp,
-        micro_batch=run.mbs,
-        accumulate_steps=run.gbs // run.dp // run.mbs,
-        recompute=run.recompute,
-        sharding_stage=int(run.sharding.removeprefix("stage")) if run.sharding != "none" else 0,
-        sequence_parallel=run.seq_parallel,
-        schedule="VPP" if run.vpp > 1 else "1F1B",
-        vpp=run.vpp,
-    )
-
-
-def _rank(search: Search, published: Evaluated) -> int:
-    """How many plans that fit are predicted to be faster, plus one; counted up to ``MOST``."""
-    found, _ = candidates(search.analysis, search.cluster, search.training, search.space)
-    faster = 0
-    for candidate in found:
-        if faster == MOST:
-            break
-        bound = search.bounds.of(search.completion(candidate), candidate)
-        if bound.missing_bytes <= 0 and bound.step_time_s < published.estimate.step_time_s:
-            faster += search.evaluate(candidate).estimate.step_time_s < published.estimate.step_time_s
-    return faster + 1
 
 
 if __name__ == "__main__":
