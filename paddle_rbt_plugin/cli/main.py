@@ -238,6 +238,31 @@ def demo(output: Output, **arguments: Any) -> None:
     run_demo(output, **arguments)
 
 
+@cli.command()
+@click.option("--output", "path", type=click.Path(dir_okay=False), metavar="FILE", help="Write the profile to this file.")
+@click.option(
+    "--processes", type=click.IntRange(1), help="Devices that compute at the same time; all, or one per CPU core, by default."
+)
+@click.option("--timeout", type=click.IntRange(1), default=600, show_default=True, help="Seconds for all processes to end.")
+@_with_output
+def calibrate(output: Output, path: str | None, processes: int | None, timeout: int) -> None:
+    """Measure the devices of this machine and write their profile, a file for --cluster.
+
+    Times matrix products, memory-bound ops, launches and collectives while as many processes do the same, and fits the rates
+    and latencies that the cost model computes with. On a machine without GPUs the devices are CPU processes, which share its
+    cores: a profile holds for as many processes as were measured. Keep the machine free of other work meanwhile.
+
+    \b
+    Examples:
+      paddle-rbt calibrate --output cluster.yaml
+      paddle-rbt calibrate --processes 4 --output 1x4.yaml
+      paddle-rbt plan gpt3-125m --cluster cluster.yaml --global-batch 8
+    """
+    from paddle_rbt_plugin.cli.calibrating import calibrate_devices
+
+    calibrate_devices(output, path, processes, timeout)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line and exits: 0 success, 1 a TunerError, 2 wrong usage, 130 Ctrl-C."""
     cli.main(arguments, prog_name="paddle-rbt")

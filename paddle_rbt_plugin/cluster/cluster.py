@@ -7,10 +7,11 @@ order: rank 9 of ``2x8:H100`` is device 1 of machine 1. Nothing else maps ranks 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any, Literal
 
 from ..errors import ClusterError
@@ -22,7 +23,20 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 Level = Literal["intra", "inter"]
 
 GROUP_KEYS = ("machines", "devices_per_machine", "device", "tflops", "memory", "memory_bandwidth", "intra_link", "nic")
-"""Keys of a group of machines, in files, in dicts and in plans."""
+"""Keys that describe a group of machines, in files, in dicts and in plans."""
+OPTIONAL_KEYS = ("software",)
+"""Keys that a group of machines may have beside these."""
+
+SOFTWARE: Mapping[str, Callable[[Fields, str], float]] = MappingProxyType(
+    {
+        **dict.fromkeys(("matmul_peak", "matmul_tile", "fused_attention_peak"), Fields.positive),
+        **dict.fromkeys(("memory_peak", "inter_bandwidth"), Fields.positive),
+        **dict.fromkeys(("matmul_fill_flop", "collective_passes"), Fields.amount),
+        **dict.fromkeys(("kernel_gap_s", "host_launch_s", "collective_launch_s"), Fields.latency),
+    }
+)
+"""What a device may say of the software that runs on it, by constants of the cost model (``cost.constants``), and how each
+is read."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +51,8 @@ class Device:
     tflops: tuple[tuple[str, float], ...]
     memory: int
     memory_bandwidth: float
+    software: tuple[tuple[str, float], ...] = ()
+    """What the software on this device makes of the figures, where it was measured: names of SOFTWARE and values."""
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -100,12 +116,13 @@ class MachineGroup:
             "memory_bandwidth": self.device.memory_bandwidth,
             "intra_link": self.intra_link.to_dict(),
             "nic": {"count": self.nics, **self.nic.to_dict()},
+            **({"software": dict(self.device.software)} if self.device.software else {}),
         }
 
     @classmethod
     def from_dict(cls, data: object, source: str = "machine group", path: str = "") -> MachineGroup:
         """Reads what ``to_dict`` writes, also with units. Raises ClusterError that names ``source``, ``path`` and key."""
-        fields = Fields.of(data, source, path, GROUP_KEYS)
+        fields = Fields.of(data, source, path, (*GROUP_KEYS, *OPTIONAL_KEYS))
         rates = fields.section("tflops", PRECISIONS)
         if not rates.data:
             raise rates.error("", "at least one rate is needed, e.g. {bf16: 312}")
@@ -119,6 +136,7 @@ class MachineGroup:
                 tflops=tuple((p, rates.positive(p)) for p in PRECISIONS if p in rates.data),
                 memory=fields.memory("memory"),
                 memory_bandwidth=fields.bandwidth("memory_bandwidth"),
+                software=_read_software(fields),
             ),
             intra_link=Link(intra.bandwidth("bandwidth"), intra.latency("latency")),
             nic=Link(nic.bandwidth("bandwidth"), nic.latency("latency")),
@@ -243,6 +261,13 @@ class Cluster:
                     return group, machines + (rank - start) // group.devices_per_machine
                 machines += group.machines
         raise ClusterError(f"{self.short_form} has no rank {rank}: its ranks are 0 to {self.device_count - 1}")
+
+
+def _read_software(fields: Fields) -> tuple[tuple[str, float], ...]:
+    if "software" not in fields.data:
+        return ()
+    software = fields.section("software", tuple(SOFTWARE))
+    return tuple((name, read(software, name)) for name, read in SOFTWARE.items() if name in software.data)
 
 
 def merged(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:

@@ -105,10 +105,11 @@ class Fields:
 
     def latency(self, key: str) -> float:
         """Seconds under ``key``, zero or more. Raises ClusterError for anything else."""
-        number = self._number(key, SECONDS, "seconds, or a number with a unit, e.g. '3.4 us'")
-        if number < 0:
-            raise self.error(key, f"must not be below zero, got {_show(self.data[key])}")
-        return number
+        return self._not_below_zero(key, self._number(key, SECONDS, "seconds, or a number with a unit, e.g. '3.4 us'"))
+
+    def amount(self, key: str) -> float:
+        """The number under ``key``, zero or more. Raises ClusterError for anything else."""
+        return self._not_below_zero(key, self._number(key, {}, "a number, e.g. 3e9"))
 
     def _get(self, key: str) -> object:
         if key not in self.data:
@@ -118,6 +119,11 @@ class Fields:
     def _above_zero(self, key: str, number: float) -> float:
         if number <= 0:
             raise self.error(key, f"must be above zero, got {_show(self.data[key])}")
+        return number
+
+    def _not_below_zero(self, key: str, number: float) -> float:
+        if number < 0:
+            raise self.error(key, f"must not be below zero, got {_show(self.data[key])}")
         return number
 
     def _number(self, key: str, units: Mapping[str, Fraction], right: str) -> float:

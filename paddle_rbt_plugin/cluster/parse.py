@@ -13,7 +13,7 @@ import yaml
 
 from ..errors import ClusterError
 from .catalogue import catalogue, find_device
-from .cluster import GROUP_KEYS, Cluster, MachineGroup, merged
+from .cluster import GROUP_KEYS, OPTIONAL_KEYS, Cluster, MachineGroup, merged
 from .fields import MAX_COUNT, Fields, suggest
 from .paddle_format import describe_paddle_cluster, is_paddle_cluster, read_paddle_machines
 
@@ -99,7 +99,7 @@ def _parse_content(content: object, source: str) -> Cluster:
         return Cluster(read_paddle_machines(content, source))
     if isinstance(content, Mapping) and "groups" not in content and "device" in content:
         return Cluster((_parse_group(content, source, ""),))
-    fields = Fields.of(content, source, known=("groups", *GROUP_KEYS))
+    fields = Fields.of(content, source, known=("groups", *GROUP_KEYS, *OPTIONAL_KEYS))
     if "groups" not in fields.data:
         raise fields.error(
             "", "neither groups nor a device; write e.g. {machines: 4, devices_per_machine: 8, device: A100-80G}"
@@ -124,7 +124,7 @@ def _parse_content(content: object, source: str) -> Cluster:
 
 def _parse_group(content: object, source: str, path: str) -> MachineGroup:
     """A group whose missing figures come from the catalogue; a device of one's own states all of them."""
-    fields = Fields.of(content, source, path, GROUP_KEYS)
+    fields = Fields.of(content, source, path, (*GROUP_KEYS, *OPTIONAL_KEYS))
     name = fields.text("device")
     own = [key for key in GROUP_KEYS[3:] if key not in fields.data]
     try:

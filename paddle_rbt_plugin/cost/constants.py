@@ -13,7 +13,9 @@ times and rank correlation hardly change between the two, but the mean regret on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from paddle_rbt_plugin.cluster import Cluster
 
 
 @dataclass(frozen=True)
@@ -56,3 +58,19 @@ class Constants:
 
 DEFAULT = Constants()
 """The constants of the shipped model."""
+
+_MORE_IS_FASTER = {"matmul_peak", "fused_attention_peak", "memory_peak", "inter_bandwidth"}
+
+
+def constants_on(cluster: Cluster, constants: Constants = DEFAULT) -> Constants:
+    """The constants with what the devices of a cluster say of their software in place of them; where its groups of machines
+    differ, the slowest of all."""
+    stated = [dict(group.device.software) for group in cluster.groups]
+    names = {name for software in stated for name in software}
+    return replace(
+        constants,
+        **{
+            name: (min if name in _MORE_IS_FASTER else max)(s.get(name, getattr(constants, name)) for s in stated)
+            for name in names
+        },
+    )

@@ -14,7 +14,7 @@ from paddle_rbt_plugin.completion.work import Completion, SegmentWork
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.cost.communication import GroupNetwork, collective_seconds, group_network
 from paddle_rbt_plugin.cost.compute import ComputeDevice, products
-from paddle_rbt_plugin.cost.constants import DEFAULT, Constants
+from paddle_rbt_plugin.cost.constants import DEFAULT, Constants, constants_on
 from paddle_rbt_plugin.cost.segments import Machine, SegmentCost, segment_cost
 from paddle_rbt_plugin.cost.sizes import Sizes, loss_values
 from paddle_rbt_plugin.cost.vocabulary import with_sharded_vocabulary
@@ -26,7 +26,7 @@ class SharedCosts:
     def __init__(self, cluster: Cluster, training: Training, constants: Constants = DEFAULT):
         self.cluster = cluster
         self.training = training
-        self.constants = constants
+        self.constants = constants_on(cluster, constants)
         self._works: dict[int, tuple[SegmentWork, SegmentWork]] = {}
         self._axes: dict[int, tuple[frozenset[str], bool]] = {}
         self._flop: dict[int, float] = {}

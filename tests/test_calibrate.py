@@ -1,0 +1,248 @@
+"""Calibration: figures fitted to measured times, and the profile made of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paddle_rbt_plugin.calibrate import DeviceFit, LinkFit, fit, measure
+from paddle_rbt_plugin.calibrate.fit import solve
+from paddle_rbt_plugin.calibrate.profile import check_output, device_profile, profile_text, write_text
+from paddle_rbt_plugin.cli.main import cli
+from paddle_rbt_plugin.cluster import Cluster, parse_cluster
+from paddle_rbt_plugin.cost import DEFAULT
+from paddle_rbt_plugin.cost.communication import collective_seconds, group_network
+from paddle_rbt_plugin.cost.compute import ComputeDevice, Product
+from paddle_rbt_plugin.cost.constants import constants_on
+from paddle_rbt_plugin.errors import TunerError
+
+DEVICE = DeviceFit(
+    flops={"fp32": 4e10, "bf16": 9e10},
+    fill_flop=2e6,
+    tile=32,
+    bandwidth=3e9,
+    program_launch_s=4e-6,
+    eager_launch_s=9e-6,
+    kernel_gap_s=3e-6,
+    link=LinkFit(launch_s=2e-5, step_s=5e-5, bandwidth=1.5e9, passes=1.2),
+    errors={"product": 0.05, "traffic": 0.2, "collective": 0.1},
+)
+COMMAND = [sys.executable, "-m", "paddle_rbt_plugin", "calibrate"]
+
+
+def told(device: DeviceFit, ranks: int = 4) -> list[dict[str, Any]]:
+    """What the measurements of such a device would be."""
+    lines = [line for line in measure.plan(ranks) if line.get("precision", "fp32") in device.flops]
+    return [line | {"seconds": seconds(line, device)} | extra(line) for line in lines]
+
+
+def extra(line: dict[str, Any]) -> dict[str, Any]:
+    return {"bytes": 20 * line["elements"]} if line["kind"] == "traffic" else {}
+
+
+def seconds(line: dict[str, Any], device: DeviceFit) -> float:
+    if line["kind"] == "product":
+        whole = ceil(line["m"] / device.tile) * ceil(line["n"] / device.tile) * device.tile**2
+        return (2.0 * line["batch"] * whole * line["k"] + device.fill_flop) / device.flops[line["precision"]]
+    if line["kind"] == "traffic":
+        return 20 * line["elements"] / device.bandwidth + 2 * device.eager_launch_s
+    if line["kind"] == "launch":
+        return {"program": device.program_launch_s, "eager": device.eager_launch_s, "queued": device.kernel_gap_s}[line["way"]]
+    link, n, nbytes = device.link, line["ranks"], line["bytes"]
+    assert link is not None
+    if line["collective"] == "p2p":
+        return 2 * (link.launch_s + link.step_s + nbytes / link.bandwidth)
+    phase = (n - 1) * link.step_s + nbytes * ((n - 1) / n / link.bandwidth + link.passes / 2 / device.bandwidth)
+    return link.launch_s + phase * (2 if line["collective"] == "all_reduce" else 1)
+
+
+RATE = st.floats(1e10, 1e15)
+
+
+@settings(max_examples=25, deadline=None)
+@given(RATE, st.floats(1e9, 1e13), st.sampled_from([16, 32, 64]), st.floats(1e8, 1e12), st.floats(0.0, 4.0))
+def test_the_figures_of_a_device_are_found_again(rate: float, memory: float, tile: int, wire: float, passes: float) -> None:
+    link = LinkFit(2e-5, 5e-6, wire, passes)
+    device = DeviceFit({"fp32": rate / 8, "bf16": rate}, rate * 1e-5, tile, memory, 2e-6, 1e-6, 2e-6, link, {})
+    found = fit(told(device))
+    assert found.link is not None
+    assert found.tile == tile
+    assert found.flops["bf16"] == pytest.approx(rate, rel=0.02)
+    assert found.flops["fp32"] == pytest.approx(rate / 8, rel=0.02)
+    assert found.bandwidth == pytest.approx(memory, rel=0.02)
+    for line in told(device):
+        if line["kind"] == "collective":
+            again = seconds(line, DeviceFit(**{**vars(device), "link": found.link, "bandwidth": found.bandwidth}))
+            assert again == pytest.approx(line["seconds"], rel=0.03)
+
+
+def test_one_odd_measurement_in_ten_moves_nothing() -> None:
+    clean = fit(told(DEVICE))
+    samples = told(DEVICE)
+    for sample in samples[::10]:
+        if sample["kind"] in ("product", "collective"):
+            sample["seconds"] *= 5
+    odd = fit(samples)
+    assert odd.flops["bf16"] == pytest.approx(clean.flops["bf16"], rel=0.02)
+    assert odd.link is not None and clean.link is not None
+    assert odd.link.bandwidth == pytest.approx(clean.link.bandwidth, rel=0.05)
+
+
+def test_no_coefficient_is_below_zero() -> None:
+    coefficients, _ = solve([[1.0, 10.0], [1.0, 20.0], [1.0, 30.0]], [5.0, 16.0, 25.0])
+    assert min(coefficients) == 0.0
+
+
+@pytest.mark.parametrize("kind", ["product", "traffic", "launch"])
+def test_a_kind_that_could_not_be_measured_is_an_error_with_the_reason(kind: str) -> None:
+    samples = [{"kind": kind, "skipped": "no such kernel"} if s["kind"] == kind else s for s in told(DEVICE)]
+    with pytest.raises(TunerError, match=f"'{kind}' could be measured: no such kernel"):
+        fit(samples)
+
+
+def test_the_cost_model_computes_with_what_was_measured() -> None:
+    cluster = parse_cluster(device_profile(DEVICE, 4, gpus=False))
+    c = constants_on(cluster)
+    device = cluster.device_of(0)
+    product = Product(1, 512, 512, 512).seconds(ComputeDevice(device.flops("fp32"), device.memory_bandwidth), c)
+    net = group_network(cluster, (0, 1, 2, 3))
+    told_of = {"kind": "product", "precision": "fp32", "batch": 1, "m": 512, "n": 512, "k": 512}
+    assert product == pytest.approx(seconds(told_of, DEVICE), rel=1e-3)
+    for name in ("all_reduce", "all_gather"):
+        line = {"kind": "collective", "collective": name, "ranks": 4, "bytes": 1e6}
+        assert collective_seconds(name, 1e6, net, c) == pytest.approx(seconds(line, DEVICE), rel=1e-3)  # type: ignore[arg-type]
+
+
+def test_a_profile_is_a_cluster_file(tmp_path: Path) -> None:
+    profile = device_profile(DEVICE, 2, gpus=False)
+    path = tmp_path / "cluster.yaml"
+    write_text(str(path), profile_text(profile, DEVICE))
+    cluster = parse_cluster(path)
+    assert cluster.short_form == "1x2:CPU"
+    assert cluster == parse_cluster(profile) == Cluster.from_dict(cluster.to_dict())
+    assert path.read_text().startswith("# Device profile by paddle-rbt calibrate: 2 x CPU")
+    assert "product 5%" in path.read_text()
+
+
+def test_a_cpu_computes_while_it_launches() -> None:
+    c = constants_on(parse_cluster(device_profile(DEVICE, 2, gpus=False)))
+    assert (c.host_launch_s, c.kernel_gap_s) == (0.0, DEVICE.program_launch_s)
+
+
+def test_one_device_alone_keeps_the_links_of_the_usual_machine() -> None:
+    alone = DeviceFit(**{**vars(DEVICE), "link": None})
+    profile = device_profile(alone, 1, gpus=False)
+    usual = parse_cluster("1x1:CPU").groups[0]
+    assert profile["intra_link"] == usual.intra_link.to_dict()
+    assert constants_on(parse_cluster(profile)).collective_passes == DEFAULT.collective_passes
+    assert "Not measured: intra_link and nic" in profile_text(profile, alone)
+
+
+# --- what a cluster file says of the software
+
+
+@pytest.mark.parametrize(
+    ("software", "message"),
+    [
+        ({"matmul_peek": 1.0}, r"software: unknown key 'matmul_peek'; did you mean matmul_peak"),
+        ({"matmul_peak": 0}, "software.matmul_peak: must be above zero"),
+        ({"kernel_gap_s": "-3 us"}, "software.kernel_gap_s: must not be below zero"),
+        ({"matmul_fill_flop": "3 us"}, "software.matmul_fill_flop: '3 us' is not a quantity"),
+        ({"collective_passes": None}, "software.collective_passes: nothing is not a quantity"),
+    ],
+)
+def test_a_wrong_figure_of_the_software_is_named(software: dict[str, Any], message: str) -> None:
+    with pytest.raises(TunerError, match=message):
+        parse_cluster({"machines": 1, "devices_per_machine": 8, "device": "A100-80G", "software": software})
+
+
+def test_software_replaces_the_constants_it_states_and_no_others() -> None:
+    cluster = {"machines": 1, "devices_per_machine": 8, "device": "A100-80G", "software": {"host_launch_s": "20 us"}}
+    c = constants_on(parse_cluster(cluster))
+    assert c.host_launch_s == 20e-6
+    assert {**vars(c), "host_launch_s": 0} == {**vars(DEFAULT), "host_launch_s": 0}
+    assert constants_on(parse_cluster("1x8:A100-80G")) == DEFAULT
+
+
+def test_of_different_machines_the_slowest_counts() -> None:
+    groups = [
+        {"machines": 1, "devices_per_machine": 8, "device": "A100-80G", "software": {"memory_peak": 0.9, "kernel_gap_s": 1e-6}},
+        {"machines": 1, "devices_per_machine": 8, "device": "V100-32G"},
+    ]
+    c = constants_on(parse_cluster({"groups": groups}))
+    assert (c.memory_peak, c.kernel_gap_s) == (DEFAULT.memory_peak, DEFAULT.kernel_gap_s)
+
+
+# --- the file
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(str(path), "\udcff")
+    assert path.read_text() == "old"
+    write_text(str(path), "new")
+    assert [p.name for p in tmp_path.iterdir()] == ["cluster.yaml"]
+    assert path.read_text() == "new"
+
+
+def test_a_file_that_cannot_be_written_is_an_error_before_anything_is_measured(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing" / "cluster.yaml", tmp_path):
+        with pytest.raises(TunerError, match="cannot write"):
+            check_output(str(path))
+    result = CliRunner().invoke(cli, ["calibrate", "--output", str(tmp_path / "missing" / "cluster.yaml")])
+    assert (result.exit_code, "there is no directory" in result.stderr) == (1, True)
+
+
+# --- the real thing
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """An environment whose temporary files must be gone at the end."""
+    directory = tmp_path / "tmp"
+    directory.mkdir()
+    yield {**os.environ, "TMPDIR": str(directory)}
+    assert list(directory.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_two_processes_measure_and_their_profile_plans(tmp_path: Path, temporary: dict[str, str]) -> None:
+    path = tmp_path / "cluster.yaml"
+    command = [*COMMAND, "--processes", "2", "--json", "--output", str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=500, env=temporary)
+    assert result.returncode == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data["output"] == str(path)
+    assert set(data["fit_errors"]) == {"product", "traffic", "collective"}
+    assert len(data["measurements"]) == len(measure.plan(2))
+    assert parse_cluster(path) == parse_cluster(data["cluster"])
+    assert "fp32" in data["cluster"]["tflops"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all_processes_and_writes_nothing(tmp_path: Path, temporary: dict[str, str]) -> None:
+    path = tmp_path / "cluster.yaml"
+    command = [*COMMAND, "--processes", "2", "--output", str(path)]
+    process = subprocess.Popen(command, env=temporary, stdout=-1, stderr=-1, text=True)
+    while not list(Path(temporary["TMPDIR"]).glob("*/pid.1")):
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.splitlines()[-1]) == (130, "interrupted")
+    assert [p.name for p in tmp_path.iterdir()] == ["tmp"]
