@@ -16,9 +16,11 @@ except ModuleNotFoundError as error:
         "paddle-rbt-plugin needs PaddlePaddle: install 'paddle-rbt-plugin[cpu]' or 'paddle-rbt-plugin[gpu]'", name="paddle"
     ) from None
 
-from paddle_rbt_plugin.cluster import Cluster, parse_cluster
+from paddle_rbt_plugin.cluster import Cluster
+from paddle_rbt_plugin.cost import CostModel, Prediction
 from paddle_rbt_plugin.errors import (
     ClusterError,
+    CostModelError,
     ModelError,
     NoFeasiblePlan,
     PatternError,
@@ -31,7 +33,7 @@ from paddle_rbt_plugin.handover.engine import engine_plan, install
 from paddle_rbt_plugin.handover.legacy.ops import legacy_static_ops
 from paddle_rbt_plugin.pattern import Pattern
 from paddle_rbt_plugin.plan.plan import Plan
-from paddle_rbt_plugin.plugins import hookimpl, hookspec
+from paddle_rbt_plugin.plugins import hookimpl, hookspec, parse_cluster
 from paddle_rbt_plugin.tuner import TunerWarning, tune
 
 install()
@@ -39,12 +41,15 @@ install()
 __all__ = [
     "Cluster",
     "ClusterError",
+    "CostModel",
+    "CostModelError",
     "ModelError",
     "NoFeasiblePlan",
     "Pattern",
     "PatternError",
     "Plan",
     "PlanError",
+    "Prediction",
     "TunerError",
     "TunerWarning",
     "TuningFinished",

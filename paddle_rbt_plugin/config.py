@@ -13,7 +13,6 @@ from paddle_rbt_plugin.errors import TunerError
 PASS_NAME = "rule_based_tuner"
 
 LEVELS = ("o1", "o2", "o3")
-COST_MODELS = ("analytic", "paddle")
 
 
 @dataclass(frozen=True)
@@ -24,6 +23,7 @@ class Settings:
     cluster: Any = None
     """Whatever ``parse_cluster`` takes; None detects the devices of the running job."""
     cost_model: str = "analytic"
+    """The name of a cost model: ``analytic``, ``paddle``, or that of a plugin."""
     search_space: Mapping[str, Any] | None = None
     memory_reserve: float = 0.1
     """Share of a device's memory that stays free, from 0 to less than 1."""
@@ -36,8 +36,10 @@ class Settings:
     """Seconds after which the search stops with the best plan so far; the plan says that it did."""
 
     def __post_init__(self) -> None:
-        _check_choice("level", self.level, LEVELS, ())
-        _check_choice("cost_model", self.cost_model, COST_MODELS, ())
+        if self.level not in LEVELS:
+            raise TunerError(f"unknown level {self.level!r}; choose {', '.join(map(repr, LEVELS))}")
+        if not isinstance(self.cost_model, str):
+            raise TunerError(f"cost_model is the name of a cost model, such as 'analytic', not {self.cost_model!r}")
         if isinstance(self.blocked_plugins, str):
             object.__setattr__(self, "blocked_plugins", (self.blocked_plugins,))
         elif self.blocked_plugins is None:
@@ -73,12 +75,3 @@ class Settings:
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise TunerError(f"the tuner has no setting {key!r}{hint} (it has {', '.join(known)})")
         return cls(**{k: v for k, v in values.items() if v is not None})
-
-
-def _check_choice(name: str, value: Any, available: tuple[str, ...], planned: tuple[str, ...]) -> None:
-    if value in available:
-        return
-    right = f"choose {', '.join(repr(v) for v in available)}"
-    if value in planned:
-        raise TunerError(f"{name} {value!r} is not available in this version; {right}")
-    raise TunerError(f"unknown {name} {value!r}; {right}")

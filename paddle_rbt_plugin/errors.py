@@ -22,6 +22,10 @@ class PatternError(TunerError):
     """A pattern or a plugin that is malformed."""
 
 
+class CostModelError(TunerError):
+    """A cost model that cannot be used, raises, or answers nonsense; names the package it came from."""
+
+
 class ModelError(TunerError):
     """A model name or reference that leads nowhere."""
 

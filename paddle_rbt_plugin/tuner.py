@@ -12,16 +12,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paddle_rbt_plugin.cluster import Cluster, detect_cluster, parse_cluster
+from paddle_rbt_plugin.cluster import Cluster, check_job
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.cost.candidate import Training
-from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram
+from paddle_rbt_plugin.cost.model import Judge
+from paddle_rbt_plugin.errors import PlanError, TunerError, UnsupportedProgram
 from paddle_rbt_plugin.graph import Graph, is_legacy, read_program
 from paddle_rbt_plugin.graph.legacy import read_legacy_program
 from paddle_rbt_plugin.plan.build import make_plan
+from paddle_rbt_plugin.plan.explain import decision
 from paddle_rbt_plugin.plan.plan import Plan
-from paddle_rbt_plugin.plugins import load_plugins
+from paddle_rbt_plugin.plugins import detect_cluster, load_plugins, parse_cluster
 from paddle_rbt_plugin.search import Analysis, Search, SearchSpace, analyse, run_level
+
+PRECISIONS = ("fp32", "fp16", "bf16")
 
 MAX_GLOBAL_BATCH = 2**24
 """Samples of one step: thousands of times what anybody trains with, and few enough to factorise."""
@@ -46,7 +50,7 @@ def tune(
     labels_spec: Sequence[Any] = (),
     loss: Any = None,
     global_batch: int | None = None,
-    precision: str = "fp32",
+    precision: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     **settings: Any,
 ) -> Plan:
@@ -55,16 +59,14 @@ def tune(
     ``program`` is a static Program (the serial forward pass with its loss) or a Layer. A Layer, which may be built under
     ``LazyGuard``, is traced on ``input_spec``; with ``loss=None`` its forward returns the loss, else ``loss(output,
     *labels)`` does, with the labels of ``labels_spec``. ``global_batch`` is the number of samples of one optimizer step, by
-    default the batch of the program. ``precision`` (``fp32``, ``fp16``, ``bf16``) is that of training. Everything else is a
-    field of ``strategy.tuning``: level, cluster, cost_model, search_space, memory_reserve, save_path, load_path,
+    default the batch of the program. ``precision`` is that of training: ``fp32``, the default, ``fp16`` or ``bf16``. Everything
+    else is a field of ``strategy.tuning``: level, cluster, cost_model, search_space, memory_reserve, save_path, load_path,
     blocked_plugins, time_limit.
 
     Raises TunerError for wrong input, ClusterError, UnsupportedProgram, and NoFeasiblePlan where nothing fits.
     """
     chosen = Settings.from_mapping(settings)
     _check_batch(global_batch)
-    if precision not in ("fp32", "fp16", "bf16"):
-        raise TunerError(f"precision is fp32, fp16 or bf16, not {precision!r}")
     if is_legacy(program):
         from paddle_rbt_plugin.handover.legacy.judge import tune_legacy
 
@@ -78,7 +80,7 @@ def tune_graph(
     graph: Graph,
     settings: Settings,
     *,
-    precision: str = "fp32",
+    precision: str | None = None,
     global_batch: int | None = None,
     constraints: Sequence[Constraint] = (),
     progress: Callable[[int, int], None] | None = None,
@@ -86,34 +88,54 @@ def tune_graph(
     rewrite: bool = True,
 ) -> Plan:
     """Plans a graph; see ``tune``. ``constraints`` narrow the search space, each with who asks for it. ``rewrite`` as in
-    ``analyse``: for a program that is handed over to PIR. Raises TunerError for a cost model that reads legacy programs."""
-    if settings.cost_model != "analytic":
-        raise TunerError(
-            f"cost_model {settings.cost_model!r} is Paddle's CostEstimator, which reads legacy programs only; "
-            "choose 'analytic', or build the program with FLAGS_enable_pir_api=0"
-        )
-    cluster = detect_cluster() if settings.cluster is None else parse_cluster(settings.cluster)
-    if settings.load_path is not None:
-        plan = Plan.load(settings.load_path)
-        plan.check_program(graph)
-        plan.check_cluster(cluster)
-        return plan
+    ``analyse``: for a program that is handed over to PIR. Raises CostModelError for a cost model that cannot be used."""
     _check_batch(global_batch)
+    if precision is not None and precision not in PRECISIONS:
+        raise TunerError(f"precision is {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}, not {precision!r}")
+    cluster = cluster_of(settings)
+    space = SearchSpace.parse(settings.search_space)
+    if settings.load_path is not None:
+        return _loaded(settings, graph, cluster, space, precision)
     plugins = load_plugins(settings.blocked_plugins)
-    analysis = analyse(graph, plugins.patterns, rewrite=rewrite)
+    cost_model = plugins.cost_model(settings.cost_model)
+    analysis = analyse(graph, plugins.patterns, rewrite=rewrite, op_names=plugins.op_names)
     if global_batch is not None and global_batch % analysis.batch:
         raise TunerError(f"global_batch {global_batch} is no multiple of the batch of the program, {analysis.batch}")
     if not analysis.matches.matches:
         _warn_nothing_matched(analysis)
-    space = SearchSpace.parse(settings.search_space)
     for constraint in constraints:
         space = space.restrict(constraint.reason, **constraint.values)
-    training = Training(global_batch or analysis.batch, precision)  # type: ignore[arg-type]
-    search = Search(analysis, cluster, training, space, settings.memory_reserve, progress, settings.time_limit)
+    training = Training(global_batch or analysis.batch, precision or "fp32")  # type: ignore[arg-type]
+    judge = Judge(cost_model, graph, cluster, training)
+    search = Search(analysis, cluster, training, space, settings.memory_reserve, progress, settings.time_limit, judge)
     result = run_level(search, settings.level)
-    plan = make_plan(analysis, result, cluster, training, settings.level, notes)
+    plan = make_plan(analysis, result, cluster, training, settings.level, notes, cost_model.to_dict())
     if settings.save_path is not None:
         plan.save(settings.save_path)
+    return plan
+
+
+def _loaded(settings: Settings, graph: Graph, cluster: Cluster, space: SearchSpace, precision: str | None) -> Plan:
+    """The saved plan that the settings name. Raises PlanError for one of another program or cluster, and for one that the
+    search space rules out; warns of a precision that it was not made for."""
+    plan = Plan.load(str(settings.load_path))
+    plan.check_program(graph)
+    plan.check_cluster(cluster)
+    chosen = decision(plan)
+    chosen["order"] = "_".join(chosen.pop("axes"))
+    without_meaning = {"schedule", "vpp"} if chosen["pp"] == 1 else set()
+    without_meaning |= {"order"} if 1 in (chosen["dp"], chosen["mp"]) else set()
+    for name in chosen.keys() - without_meaning:
+        reason = space.forbids(name, chosen[name])
+        if reason:
+            raise PlanError(f"the plan {str(settings.load_path)!r} has {name} {chosen[name]}, but {reason}; plan again")
+    if precision not in (None, plan.precision):
+        warnings.warn(
+            f"the plan {str(settings.load_path)!r} was made for training in {plan.precision}, not in {precision}: times and "
+            "memory differ",
+            TunerWarning,
+            stacklevel=4,
+        )
     return plan
 
 
@@ -148,10 +170,15 @@ def _warn_nothing_matched(analysis: Analysis) -> None:
     )
 
 
+def cluster_of(settings: Settings) -> Cluster:
+    """The cluster that the settings describe, or the devices of the running job where they describe none."""
+    if settings.cluster is None:
+        return detect_cluster(settings.blocked_plugins)
+    return parse_cluster(settings.cluster, settings.blocked_plugins)
+
+
 def job_cluster(settings: Settings, world_size: int) -> Cluster:
     """The cluster of the running job. Raises ClusterError when the one described has another number of devices."""
-    from paddle_rbt_plugin.cluster import check_job
-
-    cluster = detect_cluster() if settings.cluster is None else parse_cluster(settings.cluster)
+    cluster = cluster_of(settings)
     check_job(cluster, world_size)
     return cluster

@@ -17,7 +17,7 @@ def test_values_of_none_keep_the_defaults() -> None:
     [
         ({"levle": "o1"}, "did you mean 'level'"),
         ({"level": "o9"}, "unknown level 'o9'"),
-        ({"cost_model": "crystal ball"}, "unknown cost_model"),
+        ({"cost_model": 3}, "cost_model is the name of a cost model"),
         ({"memory_reserve": 1.0}, "memory_reserve"),
         ({"memory_reserve": "10%"}, "memory_reserve"),
         ({"memory_reserve": True}, "memory_reserve"),

@@ -12,7 +12,7 @@ import paddle_rbt_plugin
 
 ROOT = Path(paddle_rbt_plugin.__file__).parent
 MODULES = sorted(p for p in ROOT.rglob("*.py"))
-ORDER = ("graph", "cluster", "layers", "pattern", "plugins", "completion", "cost", "search", "plan", "handover")
+ORDER = ("graph", "cluster", "layers", "pattern", "completion", "cost", "plugins", "search", "plan", "handover")
 """Bottom to top. A package imports from those before it only; ``cli`` stands above all and ``models`` beside them."""
 INTERNALS = re.compile(r"paddle\.(base|_C_ops|_legacy_C_ops|framework|distributed\.(auto_parallel|passes|fleet\.meta))")
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from paddle_rbt_plugin.cli.model import model_graph
 from paddle_rbt_plugin.cli.output import Output, make_table, titled
-from paddle_rbt_plugin.cluster import Cluster, parse_cluster
+from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.plan.explain import (
     decision,
@@ -26,6 +26,7 @@ from paddle_rbt_plugin.plan.explain import (
     tensor_reasons,
 )
 from paddle_rbt_plugin.plan.plan import Plan
+from paddle_rbt_plugin.plugins import parse_cluster
 from paddle_rbt_plugin.tuner import tune_graph
 
 _CHOICES: dict[str, Callable[[Mapping[str, Any]], str]] = {
@@ -55,7 +56,7 @@ def plan_model(
     blocked: tuple[str, ...],
 ) -> None:
     """Plans MODEL and prints the winner, the candidates, the rejected ones and what the patterns matched."""
-    parsed = parse_cluster(cluster)
+    parsed = parse_cluster(cluster, blocked)
     settings = Settings(
         level=level,
         cluster=parsed,
@@ -119,6 +120,8 @@ def _winner(model: str, plan: Plan) -> RenderableType:
         "throughput": f"{plan.estimate.tflops_per_gpu:.3g} TFLOP/s per device",
         "memory": f"{spell_bytes(plan.estimate.peak_memory_bytes)} on the fullest device",
     }
+    if plan.cost_model["name"] != Settings.cost_model:
+        rows["predicted by"] = "{name} of {distribution} {version}".format(**plan.cost_model)
     for name, value in rows.items():
         table.add_row(name, value)
     return titled(f"{model} on {Cluster.from_dict(plan.cluster)}", table)

@@ -1,6 +1,6 @@
 """Device catalogue, cluster descriptions and their parsers, process meshes. Imports neither Paddle nor anything above it."""
 
-from .catalogue import CatalogueEntry, catalogue, find_device, recognise
+from .catalogue import CatalogueEntry, catalogue, catalogue_entry, find_device, recognise
 from .cluster import PRECISIONS, Cluster, Device, GroupLink, Link, MachineGroup
 from .job import check_job, detect_cluster
 from .mesh import ProcessMesh, axis_link, describe_axis, factorisations, stage_meshes
@@ -17,6 +17,7 @@ __all__ = [
     "ProcessMesh",
     "axis_link",
     "catalogue",
+    "catalogue_entry",
     "check_job",
     "describe_axis",
     "detect_cluster",

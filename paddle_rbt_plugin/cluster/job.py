@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from itertools import groupby
 
 from ..errors import ClusterError
-from .catalogue import CatalogueEntry, catalogue, find_device, recognise
+from .catalogue import CatalogueEntry, MoreDevices, device_names, find_device, recognise
 from .cluster import Cluster
 
 
-def detect_cluster(environ: Mapping[str, str] | None = None) -> Cluster:
+def detect_cluster(environ: Mapping[str, str] | None = None, more: MoreDevices = dict) -> Cluster:
     """The cluster of the running job: one device per process, as ``paddle.distributed.launch`` started them.
 
     Paddle is asked for the name of this process's CUDA device; all processes are taken to have the same, and without CUDA
     the device is CPU. Processes per machine come from the environment (``os.environ`` by default): the hosts of
     ``PADDLE_TRAINER_ENDPOINTS``, or else ``PADDLE_TRAINERS_NUM`` in machines of ``PADDLE_LOCAL_SIZE``. A process that was not
-    launched is a job of one device. Raises ClusterError for a device the catalogue lacks and for an environment that
-    contradicts itself.
+    launched is a job of one device. ``more`` knows devices that the catalogue lacks. Raises ClusterError for a device that
+    neither knows and for an environment that contradicts itself.
     """
-    entry = _local_device()
+    entry = _local_device(more)
     sizes = _machine_sizes(os.environ if environ is None else environ)
     return Cluster(tuple(entry.group(len(list(run)), size) for size, run in groupby(sizes)))
 
@@ -39,17 +39,17 @@ def check_job(cluster: Cluster, world_size: int) -> None:
     )
 
 
-def _local_device() -> CatalogueEntry:
+def _local_device(more: MoreDevices) -> CatalogueEntry:
     import paddle  # only here: planning needs no Paddle to know its cluster
 
     if not paddle.is_compiled_with_cuda() or paddle.device.cuda.device_count() == 0:
         return find_device("CPU")
     product = paddle.device.cuda.get_device_properties().name
-    entry = recognise(product)
+    entry = recognise(product, more)
     if entry is None:
         raise ClusterError(
-            f"the CUDA device {product!r} is not in the catalogue ({', '.join(catalogue())}); describe the cluster in a file "
-            "with device, tflops, memory, memory_bandwidth, intra_link and nic"
+            f"the CUDA device {product!r} is not in the catalogue ({', '.join(device_names(more))}); describe the cluster in "
+            "a file with device, tflops, memory, memory_bandwidth, intra_link and nic"
         )
     return entry
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import ClusterError
-from .catalogue import catalogue, recognise
+from .catalogue import MoreDevices, device_names, recognise
 from .cluster import Link, MachineGroup
 from .fields import Fields
 
@@ -55,7 +55,7 @@ def _describe_machine(machine: Any) -> dict[str, Any]:
     }
 
 
-def read_paddle_machines(content: Mapping[str, Any], source: str) -> tuple[MachineGroup, ...]:
+def read_paddle_machines(content: Mapping[str, Any], source: str, more: MoreDevices = dict) -> tuple[MachineGroup, ...]:
     """Groups of equal consecutive machines. Raises ClusterError that names the machine and the key."""
     machines = [Fields.of(m, source, f"machines[{i}]") for i, m in enumerate(content["machines"])]
     if not machines:
@@ -68,7 +68,7 @@ def read_paddle_machines(content: Mapping[str, Any], source: str) -> tuple[Machi
             homes[number] = i
     groups: list[MachineGroup] = []
     for i, machine in enumerate(machines):
-        group = _read_machine(i, machine, homes)
+        group = _read_machine(i, machine, homes, more)
         if groups and replace(groups[-1], machines=1) == group:
             groups[-1] = replace(groups[-1], machines=groups[-1].machines + 1)
         else:
@@ -105,7 +105,7 @@ def _identity(row: Fields, key: str) -> int:
     return value
 
 
-def _read_machine(index: int, machine: Fields, homes: Mapping[int, int]) -> MachineGroup:
+def _read_machine(index: int, machine: Fields, homes: Mapping[int, int], more: MoreDevices) -> MachineGroup:
     accelerators = _accelerators(machine)
     if not accelerators:
         raise machine.error("devices", "no accelerator among them; a device needs e.g. type: GPU, model: Tesla V100-SXM2-32GB")
@@ -113,12 +113,13 @@ def _read_machine(index: int, machine: Fields, homes: Mapping[int, int]) -> Mach
     if len(models) > 1:
         raise machine.error("devices", f"different models in one machine: {', '.join(sorted(models))}; they must be equal")
     first = next(iter(accelerators.values()))
-    entry = recognise(first.text("model"))
+    entry = recognise(first.text("model"), more)
     if entry is None:
         raise first.error(
             "model",
-            f"{first.text('model')!r} is not in the catalogue ({', '.join(catalogue())}), and Paddle's format lacks the memory "
-            "bandwidth; describe the device in a file with device, tflops, memory, memory_bandwidth, intra_link and nic",
+            f"{first.text('model')!r} is not in the catalogue ({', '.join(device_names(more))}), and Paddle's format lacks "
+            "the memory bandwidth; describe the device in a file with device, tflops, memory, memory_bandwidth, intra_link "
+            "and nic",
         )
     usual = entry.group(1, len(accelerators))
     inside, across = [], []

@@ -73,6 +73,15 @@ def _signatures() -> dict[str, tuple[Argument, ...]]:
     return signatures
 
 
+@lru_cache(maxsize=1)
+def known_ops() -> frozenset[str]:
+    """The canonical names of all ops of the installed Paddle, those that no C++ function stands for included."""
+    import paddle
+
+    functions = (name for name in dir(paddle._C_ops) if not name.startswith("_"))
+    return frozenset(name.removesuffix("_") for name in (*_signatures(), *functions))
+
+
 def signature(op: str) -> tuple[Argument, ...] | None:
     """Arguments of ``paddle._C_ops.<op>`` in order; None for an op that the installed Paddle does not list."""
     return _signatures().get(op)

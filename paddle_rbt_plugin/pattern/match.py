@@ -70,7 +70,7 @@ class MatchResult:
     matches: tuple[Match, ...]
     dropped: tuple[DroppedMatch, ...]
     failed: Mapping[str, str]
-    """Patterns left out because their own code raised, each with the exception."""
+    """Patterns left out because their own code raised, each with the exception and the package it came from."""
     incomplete: tuple[str, ...]
     """Patterns whose search was cut short by its budget: matches of theirs may be missing."""
 
@@ -104,21 +104,21 @@ def match_all(
     incomplete: list[str] = []
     for pattern in patterns:
         compiled = pattern if isinstance(pattern, CompiledPattern) else compile_pattern(pattern)
+        source = f" ({compiled.source})" if compiled.source else ""
         try:
             matches, unfit, complete = _match_pattern(index, compiled, layer_of, max_steps)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit too: a plugin must not end the job
-            failed[compiled.name] = reason = describe_error(error)
-            source = f" of {compiled.distribution} {compiled.version}" if compiled.distribution else ""
-            warnings.warn(f"pattern {compiled.name!r}{source} is left out, its own code raised {reason}", stacklevel=2)
+            failed[compiled.name] = reason = describe_error(error) + source
+            warnings.warn(f"pattern {compiled.name!r} is left out, its own code raised {reason}", stacklevel=2)
             continue
         found += matches
         dropped += unfit
         if not complete:
             incomplete.append(compiled.name)
             warnings.warn(
-                f"pattern {compiled.name!r}: search ended after {max_steps} steps, matches may be missing", stacklevel=2
+                f"pattern {compiled.name!r}{source}: search ended after {max_steps} steps, matches may be missing", stacklevel=2
             )
     standing, lost = resolve(found, graph)
     by_place = sorted(dropped + lost, key=lambda d: _place(d.match))

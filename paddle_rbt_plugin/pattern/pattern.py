@@ -70,10 +70,16 @@ class CompiledPattern:
     variants: tuple[PatternGraph, ...]
     distribution: str = ""
     version: str = ""
+    entry_point: str = ""
 
     @property
     def name(self) -> str:
         return self.pattern.name
+
+    @property
+    def source(self) -> str:
+        """The package it came from, as messages say it; empty for a class that no plugin registered."""
+        return f"{self.distribution} {self.version}, entry point {self.entry_point!r}" if self.distribution else ""
 
     @cached_property
     def nodes(self) -> dict[str, TensorNode]:
@@ -88,8 +94,8 @@ class CompiledPattern:
         return {name: spec for name, spec in shard.items() if name in occurrence.tensors}
 
 
-def compile_pattern(cls: Any, distribution: str = "", version: str = "") -> CompiledPattern:
-    """Checks a pattern class and draws its graphs; ``distribution`` and ``version`` are of the package it came from.
+def compile_pattern(cls: Any, distribution: str = "", version: str = "", entry_point: str = "") -> CompiledPattern:
+    """Checks a pattern class and draws its graphs; the other arguments say which package it came from.
 
     Raises PatternError, with the pattern's name, for whatever is malformed: not a Pattern subclass, no name, a ``build``
     that raises or draws no proper graph, no shard spec, a spec that names a tensor the pattern lacks or does not fit it.
@@ -108,7 +114,7 @@ def compile_pattern(cls: Any, distribution: str = "", version: str = "") -> Comp
         raise PatternError(f"pattern {cls.name!r}: {error}") from error
     except Exception as error:
         raise PatternError(f"pattern {cls.name!r}: build() raised {type(error).__name__}: {error}") from error
-    compiled = CompiledPattern(pattern, graphs, distribution, version)
+    compiled = CompiledPattern(pattern, graphs, distribution, version, entry_point)
     if not callable(pattern.shard):
         if not pattern.shard:
             raise PatternError(f"pattern {cls.name!r} has no shard spec: shard must be a dict of specs by tensor, or a method")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 
 from paddle_rbt_plugin.cluster import Cluster, stage_meshes
@@ -14,7 +14,13 @@ from paddle_rbt_plugin.search import Analysis, SearchResult, candidate_dict
 
 
 def make_plan(
-    analysis: Analysis, result: SearchResult, cluster: Cluster, training: Training, level: str, notes: Iterable[str] = ()
+    analysis: Analysis,
+    result: SearchResult,
+    cluster: Cluster,
+    training: Training,
+    level: str,
+    notes: Iterable[str] = (),
+    cost_model: Mapping[str, str] | None = None,
 ) -> Plan:
     """The plan of the search's winner."""
     best = result.best.candidate
@@ -44,6 +50,7 @@ def make_plan(
         patterns=_patterns(analysis),
         unmatched=_unmatched(analysis),
         cluster=cluster.to_dict(),
+        cost_model=cost_model or {},
         notes=(
             *notes,
             *result.notes,

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paddle_rbt_plugin.cluster import Cluster, describe_axis
+from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import PlanError
 from paddle_rbt_plugin.plan.plan import Plan, TensorPlacement
 
@@ -42,6 +43,7 @@ def reasons(plan: Plan) -> dict[str, Any]:
         "global_batch": plan.global_batch,
         "precision": plan.precision,
         "level": plan.level,
+        "cost_model": dict(plan.cost_model),
         "estimate": asdict(plan.estimate),
         "communication": communication(plan),
         "runner_ups": runner_ups(plan),
@@ -234,7 +236,7 @@ def _sections(data: Mapping[str, Any]) -> Iterator[str]:
     step, peak = estimate["step_time_s"], estimate["peak_memory_bytes"]
     yield _wrap(
         f"{spell_candidate(candidate)}, {candidate['accumulate_steps']} accumulation steps; global batch "
-        f"{data['global_batch']} in {data['precision']} on {data['cluster']}"
+        f"{data['global_batch']} in {data['precision']} on {data['cluster']}" + _predicted_by(data["cost_model"])
     )
     yield _section(
         f"A step takes {spell_seconds(step)}, {estimate['tflops_per_gpu']:.3g} TFLOP/s per device",
@@ -259,6 +261,13 @@ def _sections(data: Mapping[str, Any]) -> Iterator[str]:
     yield _section("Matched by no pattern", [_wrap(line, "  ") for line in data["unmatched"]] or everything)
     if data["notes"]:
         yield _section("Notes", [_wrap(note, "  ") for note in data["notes"]])
+
+
+def _predicted_by(cost_model: Mapping[str, str]) -> str:
+    """Who predicts, where it is not the model that everybody expects."""
+    if cost_model.get("name", Settings.cost_model) == Settings.cost_model:
+        return ""
+    return f"; predicted by cost model {cost_model['name']} of {_source(cost_model)}"
 
 
 def _section(title: str, lines: Sequence[str]) -> str:

@@ -117,6 +117,8 @@ class Plan:
     """What the user should know: shardings that Paddle makes expensive, settings recommended but not applied."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """Where the command line had the program from (``reference``, ``seq``), so that it can make it again; else empty."""
+    cost_model: Mapping[str, str] = field(default_factory=dict)
+    """What predicted ``estimate`` and ranked the candidates: ``name``, ``distribution``, ``version``; empty in older plans."""
     schema: int = field(default=SCHEMA)
 
     def placements(self, name: str) -> TensorPlacement:

@@ -9,20 +9,25 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Any, Literal
 
 import pluggy
 
-from paddle_rbt_plugin.errors import PatternError, describe_error
-from paddle_rbt_plugin.pattern import CompiledPattern, compile_pattern
+from paddle_rbt_plugin.cluster import CatalogueEntry
+from paddle_rbt_plugin.cost.model import PluginCostModel
+from paddle_rbt_plugin.errors import CostModelError, PatternError, TunerError, describe_error
+from paddle_rbt_plugin.graph.names import CanonicalName
+from paddle_rbt_plugin.pattern import CompiledPattern
 from paddle_rbt_plugin.plugins import markers
+from paddle_rbt_plugin.plugins.kinds import HOOKS, Kind, Origin, name_of
 
 BLOCK_VARIABLE = "PADDLE_RBT_BLOCK"
 _OWN = "paddle-rbt-plugin"
+_BUILT_IN = EntryPoint("builtin", "paddle_rbt_plugin.plugins.builtin", markers.PROJECT)
 
 State = Literal["active", "broken", "blocked"]
 
@@ -33,7 +38,7 @@ class PluginWarning(UserWarning):
 
 @dataclass(frozen=True)
 class PluginRow:
-    """One line of ``paddle-rbt patterns``: a pattern, or an entry point that gave none."""
+    """One line of ``paddle-rbt patterns``: something that is registered, or an entry point that gave nothing."""
 
     name: str
     distribution: str
@@ -43,6 +48,8 @@ class PluginRow:
     state: State
     reason: str = ""
     """Why it is not active; empty where it is."""
+    kind: Kind | Literal["plugin"] = "pattern"
+    """What is registered; ``plugin`` for an entry point as a whole."""
 
 
 @dataclass(frozen=True)
@@ -51,24 +58,36 @@ class Plugins:
 
     patterns: tuple[CompiledPattern, ...]
     """The active patterns, this package's own first."""
+    devices: Mapping[str, CatalogueEntry]
+    """Devices beyond the catalogue, by name."""
+    cost_models: Mapping[str, PluginCostModel]
+    op_names: Mapping[str, CanonicalName]
+    """What custom ops are read as, by their type."""
     rows: tuple[PluginRow, ...]
 
     def pattern(self, name: str) -> CompiledPattern:
         """The active pattern of that name. Raises PatternError, with the reason, for one that is broken or blocked, and
         with the nearest name for one that does not exist."""
-        for pattern in self.patterns:
-            if pattern.name == name:
-                return pattern
+        return self._find(name, {p.name: p for p in self.patterns}, "pattern", PatternError)
+
+    def cost_model(self, name: str) -> PluginCostModel:
+        """The active cost model of that name. Raises CostModelError as ``pattern`` does."""
+        return self._find(name, self.cost_models, "cost_model", CostModelError)
+
+    def _find(self, name: str, active: Mapping[str, Any], kind: Kind, error: type[TunerError]) -> Any:
+        if name in active:
+            return active[name]
+        word = _word(kind)
         for row in self.rows:
-            if row.name == name:
+            if row.name == name and row.kind in (kind, "plugin"):
                 source = f"{row.distribution} {row.version}, entry point {row.entry_point!r}"
-                raise PatternError(f"pattern {name!r} ({source}) is {row.state}: {row.reason}")
-        raise PatternError(f"no plugin gives a pattern named {name!r}{_suggest(name, [p.name for p in self.patterns])}")
+                raise error(f"{word} {name!r} ({source}) is {row.state}: {row.reason}")
+        raise error(f"no plugin gives a {word} named {name!r}{_suggest(name, active)}")
 
 
 def load_plugins(blocked: Iterable[str] = ()) -> Plugins:
-    """Loads every installed plugin but those ``blocked``, which may name patterns, entry points or distributions; the
-    environment variable ``PADDLE_RBT_BLOCK=name,name`` adds to them.
+    """Loads every installed plugin but those ``blocked``, which may name entry points, distributions, and whatever is
+    registered (patterns, devices, ...); the environment variable ``PADDLE_RBT_BLOCK=name,name`` adds to them.
 
     Broken plugins are warned about (PluginWarning), listed in ``rows`` and left out. The result does not depend on the order
     in which packages are installed or found. Raises PatternError for a name in ``blocked`` that nothing has; in the
@@ -78,6 +97,7 @@ def load_plugins(blocked: Iterable[str] = ()) -> Plugins:
     by_variable = [name.strip() for name in os.environ.get(BLOCK_VARIABLE, "").split(",") if name.strip()]
     reasons = dict.fromkeys(by_variable, f"blocked by {BLOCK_VARIABLE}") | dict.fromkeys(by_argument, "blocked by name")
     loader = _Loader(reasons)
+    loader.register_all(_BUILT_IN, _origin(_BUILT_IN))
     for point in sorted(set(entry_points(group=markers.PROJECT)), key=_order):
         loader.load(point)
     loader.check_names(by_argument, by_variable)
@@ -85,7 +105,7 @@ def load_plugins(blocked: Iterable[str] = ()) -> Plugins:
         if row.state == "broken":
             message = f"plugin {row.name!r} of {row.distribution} {row.version} is left out: {row.reason} ({row.entry_point})"
             warnings.warn(message, PluginWarning, stacklevel=2)
-    return Plugins(tuple(loader.patterns.values()), tuple(loader.rows))
+    return loader.plugins()
 
 
 class _Loader:
@@ -93,62 +113,74 @@ class _Loader:
 
     def __init__(self, blocked: dict[str, str]):
         self.blocked = {_normal(name): reason for name, reason in blocked.items()}
-        self.patterns: dict[str, CompiledPattern] = {}
+        self.found: dict[Kind, dict[str, Any]] = {kind: {} for kind in HOOKS}
+        self.givers: dict[tuple[Kind, str], Origin] = {}  # who has each name; names are equal up to case
         self.rows: list[PluginRow] = []
         self.names: set[str] = set()  # everything that could have been blocked
         self.unread = False  # a blocked plugin is not imported, so the names of its patterns stay unknown
 
+    def plugins(self) -> Plugins:
+        found = self.found
+        patterns = tuple(found["pattern"].values())
+        return Plugins(patterns, found["device"], found["cost_model"], found["op_name"], tuple(self.rows))
+
     def load(self, point: EntryPoint) -> None:
-        distribution = _source(point)[0]
-        self.names |= {point.name, distribution}
-        reason = self.blocked.get(_normal(point.name)) or self.blocked.get(_normal(distribution))
+        origin = _origin(point)
+        self.names |= {point.name, origin.distribution}
+        reason = self.blocked.get(_normal(point.name)) or self.blocked.get(_normal(origin.distribution))
         if reason:
             self.unread = True
-            self.rows.append(_row(point.name, point, "blocked", reason))
+            self._row(point.name, origin, "plugin", "blocked", reason)
             return
+        self.register_all(point, origin)
+
+    def register_all(self, point: EntryPoint, origin: Origin) -> None:
         try:
-            classes = _registered(point)
+            registered = _registered(point)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit too: a plugin must not end the job
-            self.rows.append(_row(point.name, point, "broken", describe_error(error)))
+            self._row(point.name, origin, "plugin", "broken", describe_error(error))
             return
-        for cls in classes:
-            self._add(cls, point)
+        for kind, args, attrs in registered:
+            self._add(kind, args, attrs, name_of(args) or point.name, origin)
 
-    def _add(self, cls: Any, point: EntryPoint) -> None:
-        distribution, version = _source(point)
-        name = getattr(cls, "name", None)
-        name = name if isinstance(name, str) and name else point.name
+    def _add(self, kind: Kind, args: tuple[Any, ...], attrs: dict[str, Any], name: str, origin: Origin) -> None:
         self.names.add(name)
         if _normal(name) in self.blocked:
-            self.rows.append(_row(name, point, "blocked", self.blocked[_normal(name)]))
+            self._row(name, origin, kind, "blocked", self.blocked[_normal(name)])
             return
         try:
-            pattern = compile_pattern(cls, distribution, version)
-            if name in self.patterns:
-                raise PatternError(f"the name {name!r} is already taken by a pattern of {self.patterns[name].distribution}")
+            made = HOOKS[kind][1](origin, *args, **attrs)
+            giver = self.givers.setdefault((kind, name.casefold()), origin)
+            if giver is not origin or name in self.found[kind]:
+                raise PatternError(f"the name {name!r} is already taken by a {_word(kind)} of {giver.distribution}")
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            self.rows.append(_row(name, point, "broken", describe_error(error)))
+            self._row(name, origin, kind, "broken", describe_error(error))
             return
-        self.patterns[name] = pattern
-        self.rows.append(_row(name, point, "active"))
+        self.found[kind][name] = made
+        self._row(name, origin, kind, "active")
+
+    def _row(self, name: str, origin: Origin, kind: Any, state: State, reason: str = "") -> None:
+        self.rows.append(PluginRow(name, origin.distribution, origin.version, origin.entry_point, state, reason, kind))
 
     def check_names(self, by_argument: list[str], by_variable: list[str]) -> None:
         known = {_normal(name) for name in self.names}
         for name in dict.fromkeys(by_argument + by_variable):
             if _normal(name) in known:
                 continue
-            message = f"cannot block {name!r}: no pattern, entry point or distribution is so named{_suggest(name, self.names)}"
+            hint = _suggest(name, self.names)
+            message = f"cannot block {name!r}: no plugin, nothing registered and no distribution is so named{hint}"
             if name in by_argument and not self.unread:
                 raise PatternError(message)
             warnings.warn(message, PluginWarning, stacklevel=3)
 
 
-def _registered(point: EntryPoint) -> list[Any]:
-    """What the plugin behind an entry point registers. A manager of its own keeps it apart from all others."""
+def _registered(point: EntryPoint) -> list[tuple[Kind, tuple[Any, ...], dict[str, Any]]]:
+    """What the plugin behind an entry point registers: the arguments that each ``register`` was called with. A manager of its
+    own keeps it apart from all others."""
     manager = pluggy.PluginManager(markers.PROJECT)
     manager.add_hookspecs(markers)
     plugin = point.load()
@@ -156,23 +188,35 @@ def _registered(point: EntryPoint) -> list[Any]:
     manager.check_pending()
     if not manager.get_hookcallers(plugin):
         raise PatternError(f"{point.value} implements no hook: mark register_patterns(register) with @hookimpl")
-    classes: list[Any] = []
-    manager.hook.register_patterns(register=classes.append)
-    return classes
+    found: list[tuple[Kind, tuple[Any, ...], dict[str, Any]]] = []
+
+    def recorder(kind: Kind) -> Callable[..., None]:
+        return lambda *args, **attrs: found.append((kind, args, attrs))
+
+    for kind, (hook, _) in HOOKS.items():
+        getattr(manager.hook, hook)(register=recorder(kind))
+    return found
 
 
-def _source(point: EntryPoint) -> tuple[str, str]:
-    """Name and version of the distribution."""
-    return ("unknown", "") if point.dist is None else (point.dist.name or "unknown", point.dist.version or "")
+def _origin(point: EntryPoint) -> Origin:
+    source = f"{point.name} = {point.value}"
+    if point is _BUILT_IN:
+        try:
+            return Origin(_OWN, version(_OWN), source)
+        except PackageNotFoundError:  # imported from a directory that is no installation
+            return Origin(_OWN, "", source)
+    if point.dist is None:
+        return Origin("unknown", "", source)
+    return Origin(point.dist.name or "unknown", point.dist.version or "", source)
 
 
-def _row(name: str, point: EntryPoint, state: State, reason: str = "") -> PluginRow:
-    return PluginRow(name, *_source(point), f"{point.name} = {point.value}", state, reason)
+def _word(kind: Kind) -> str:
+    return kind.replace("_", " ")
 
 
 def _order(point: EntryPoint) -> tuple[bool, str, str, str]:
     """This package first, so that no other can take a built-in pattern's name."""
-    distribution = _normal(_source(point)[0])
+    distribution = _normal(_origin(point).distribution)
     return distribution != _OWN, distribution, point.name, point.value
 
 

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paddle_rbt_plugin.cluster import Cluster, parse_cluster, stage_meshes
+from paddle_rbt_plugin.cluster import Cluster, stage_meshes
 from paddle_rbt_plugin.cost import DEFAULT, Candidate, Constants, Estimate, Training, estimate
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.handover.configs import config_graph
 from paddle_rbt_plugin.models import Config, GPTConfig, LlamaConfig
-from paddle_rbt_plugin.plugins import load_plugins
+from paddle_rbt_plugin.plugins import load_plugins, parse_cluster
 from paddle_rbt_plugin.runs.table import Run, read_runs
 from paddle_rbt_plugin.search import Analysis, analyse
 

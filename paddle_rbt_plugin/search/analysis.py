@@ -12,6 +12,7 @@ from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion import AnyOracle, Completion, Placement, complete, data_parallel, find_batch_dims, make_oracle
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph import Graph, Tensor
+from paddle_rbt_plugin.graph.names import CanonicalName, with_canonical_names
 from paddle_rbt_plugin.graph.rewrite import rewrite_graph
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.layers.layers import Layers
@@ -130,13 +131,15 @@ def analyse(
     batch: int | None = None,
     train: bool = True,
     rewrite: bool = True,
+    op_names: Mapping[str, CanonicalName] | None = None,
 ) -> Analysis:
     """Finds layers, matches and the batch of a graph.
 
     ``batch`` is the first dimension that the data tensors share; found by majority where it is not given. ``rewrite`` spells
-    ops that Paddle shards badly in another way, as handing over to PIR does.
+    ops that Paddle shards badly in another way, as handing over to PIR does. ``op_names`` says what custom ops are read as.
     Raises UnsupportedProgram for a program without data."""
     signature = graph.signature
+    graph = with_canonical_names(graph, op_names or {})
     graph, rewritten = rewrite_graph(graph) if rewrite else (graph, ())
     layers = cluster_layers(graph)
     matches = match_all(graph, patterns, layers)

@@ -6,22 +6,26 @@ Every candidate is bounded from below (``bounds``), by growing micro batch withi
 infeasible, and so is the same one with a larger micro batch, since every term of memory grows with it (``_bound``). What is
 left is estimated in the order of the bounds until no bound is below the worst of the best ``KEPT``, so these are the true best
 (``_best_first``); and in the same way the best of each factorisation, to compare the winner with. Ties go to the smaller
-memory, then to the smaller degrees, so equal inputs give equal plans.
+memory, then to the smaller degrees, so equal inputs give equal plans. A cost model for which the bounds do not hold is asked
+about every candidate instead (``judged``).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from paddle_rbt_plugin.cluster import Cluster, stage_meshes
 from paddle_rbt_plugin.completion import Completion
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.cost.estimate import estimate
+from paddle_rbt_plugin.cost.model import Case, Judge
 from paddle_rbt_plugin.cost.shared import SharedCosts
+from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
 from paddle_rbt_plugin.errors import NoFeasiblePlan
 from paddle_rbt_plugin.search.analysis import Analysis
 from paddle_rbt_plugin.search.bounds import Bound, Bounds
+from paddle_rbt_plugin.search.judged import ask_all
 from paddle_rbt_plugin.search.result import Evaluated, Misses, Progress, SearchResult, explain_failure, order_of
 from paddle_rbt_plugin.search.space import Degrees, Rejected, SearchSpace, variants, ways
 
@@ -61,12 +65,15 @@ class Search:
         memory_reserve: float = 0.1,
         progress: Progress | None = None,
         time_limit: float | None = None,
+        judge: Judge | None = None,
     ):
         self.analysis = analysis
         self.cluster = cluster
         self.training = training
         self.space = space
         self.memory_reserve = memory_reserve
+        self.judge = judge
+        """The cost model that ranks the candidates; None for the analytic model itself."""
         self.progress = progress or (lambda done, total: None)
         self.deadline = Deadline(time_limit)
         self.shared = SharedCosts(cluster, training)
@@ -74,29 +81,49 @@ class Search:
 
     def on(self, cluster: Cluster) -> Search:
         """The same search on another cluster, under the same deadline."""
-        other = Search(self.analysis, cluster, self.training, self.space, self.memory_reserve, self.progress)
+        judge = None if self.judge is None else self.judge.on(cluster)
+        other = Search(self.analysis, cluster, self.training, self.space, self.memory_reserve, self.progress, judge=judge)
         other.deadline = self.deadline
         other.shared = self.shared.on(cluster)
         other.bounds = Bounds(other.shared, self.memory_reserve)
         return other
 
+    @property
+    def bounded(self) -> bool:
+        """Whether no step is predicted shorter than the analytic lower bounds, so that they prune exactly."""
+        return self.judge is None or (self.judge.bounded and not self.judge.predicts_memory)
+
+    @property
+    def predicts_memory(self) -> bool:
+        """Whether a cost model of its own, not the analytic one, says what fits."""
+        return self.judge is not None and self.judge.predicts_memory
+
     def completion(self, candidate: Candidate) -> Completion:
         """The completion of a stage's mesh."""
         return self.analysis.complete(stage_meshes(self.cluster, candidate.pp, candidate.dp, candidate.mp, candidate.axes)[0])
 
-    def evaluate(self, candidate: Candidate) -> Evaluated:
+    def evaluate(
+        self,
+        candidate: Candidate,
+        stage_layers: tuple[int, ...] | None = None,
+        layers: tuple[LayerStrategy, ...] | None = None,
+    ) -> Evaluated:
         """The exact cost of a candidate."""
-        return Evaluated(
+        completion = self.completion(candidate)
+        analytic = estimate(
+            completion,
             candidate,
-            estimate(
-                self.completion(candidate),
-                candidate,
-                self.cluster,
-                self.training,
-                memory_reserve=self.memory_reserve,
-                shared=self.shared,
-            ),
+            self.cluster,
+            self.training,
+            memory_reserve=self.memory_reserve,
+            stage_layers=stage_layers,
+            layers=layers,
+            shared=self.shared,
         )
+        judged = analytic
+        if self.judge is not None:
+            judged = self.judge.estimate(Case(candidate, completion, analytic, stage_layers, layers))
+        return Evaluated(candidate, judged, stage_layers, layers, analytic.step_time_s)
 
 
 def search_o1(
@@ -127,18 +154,17 @@ def run_o1(search: Search) -> SearchResult:
         rejected += reasons
         if fits:
             fitting[degrees] = fits
+    asked = ""
+    if search.bounded:
+        best = _best_by_bounds(search, fitting)
+    else:
+        best, asked = ask_all(search, fitting, misses, KEPT)
     rejected += misses.rejected()
-    if not fitting:
+    if not best:
         raise NoFeasiblePlan(explain_failure(search.cluster, rejected))
-    best = _best_first(search, [b for fits in fitting.values() for b in fits], KEPT)
-    for degrees, fits in fitting.items():
-        if search.deadline.passed("not every way to use the devices was compared"):
-            break
-        if not any(Degrees(c.pp, c.dp, c.mp) == degrees for c in best):
-            best |= _best_first(search, fits, 1)
     ranked = sorted(best.values(), key=lambda e: e.rank)
     search.progress(len(found), len(found))
-    notes = (search.deadline.stopped,) if search.deadline.stopped else ()
+    notes = tuple(filter(None, (search.deadline.stopped, asked)))
     winner = ranked[0]
     completion = search.completion(winner.candidate)
     return SearchResult(winner, completion, tuple(ranked), tuple(rejected), considered, notes)
@@ -163,7 +189,7 @@ def _bound(search: Search, degrees: Degrees, misses: Misses) -> tuple[list[Bound
             misses.skip(degrees)
             continue
         bound: Bound = search.bounds.of(completions[candidate.axes], candidate)
-        if bound.missing_bytes > 0:
+        if bound.missing_bytes > 0 and not search.predicts_memory:
             too_large.add(kind)
             misses.add(degrees, candidate, bound)
         else:
@@ -174,6 +200,17 @@ def _bound(search: Search, degrees: Degrees, misses: Misses) -> tuple[list[Bound
 
 def _without_micro_batch(c: Candidate) -> tuple[object, ...]:
     return c.axes, c.recompute, c.sharding_stage, c.sequence_parallel, c.schedule, c.vpp
+
+
+def _best_by_bounds(search: Search, fitting: Mapping[Degrees, Sequence[Bounded]]) -> dict[Candidate, Evaluated]:
+    """The best candidates, and the best of each factorisation."""
+    best = _best_first(search, [b for fits in fitting.values() for b in fits], KEPT)
+    for degrees, fits in fitting.items():
+        if search.deadline.passed("not every way to use the devices was compared"):
+            break
+        if not any(Degrees(c.pp, c.dp, c.mp) == degrees for c in best):
+            best |= _best_first(search, fits, 1)
+    return best
 
 
 def _best_first(search: Search, bounded: Sequence[Bounded], count: int) -> dict[Candidate, Evaluated]:

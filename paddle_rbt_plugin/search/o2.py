@@ -12,6 +12,7 @@ what they exceed their fastest strategies by.
 
 The winner of each setting is then estimated as any other candidate, pipeline simulated, and the best estimate wins. The winner
 of level o1 takes part, so level o2 is never worse. The interleaved schedule, whose chunks Paddle cuts evenly, comes from o1.
+Under a cost model without bounds, settings and cuts are those that the analytic model finds; which of them wins is that one's.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from itertools import groupby
 import numpy as np
 
 from paddle_rbt_plugin.cost.candidate import Candidate
-from paddle_rbt_plugin.cost.estimate import estimate
 from paddle_rbt_plugin.cost.pipeline import in_flight
 from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
 from paddle_rbt_plugin.search.o1 import Search, run_o1
@@ -60,11 +60,12 @@ def refine(search: Search, result: SearchResult) -> SearchResult:
     settings = sorted(((_least(search, s), i, s) for i, s in enumerate(_settings(search))), key=lambda entry: entry[:2])
     for done, (least, _, setting) in enumerate(settings):
         search.progress(done, len(settings))
-        if least >= best.estimate.step_time_s:
+        below = best.estimate.step_time_s if search.bounded else min(e.analytic_s for e in found)
+        if least >= below:
             break
         if search.deadline.passed(f"{len(settings) - done} of {len(settings)} settings of level o2 are not tried"):
             break
-        cut = best_cut(search, setting, best.estimate.step_time_s)
+        cut = best_cut(search, setting, below)
         if cut is None:
             continue
         evaluated = _evaluate(search, setting, cut)
@@ -72,7 +73,7 @@ def refine(search: Search, result: SearchResult) -> SearchResult:
             found.append(evaluated)
             best = min(best, evaluated, key=lambda e: e.rank)
     search.progress(len(settings), len(settings))
-    notes = (search.deadline.stopped,) if search.deadline.stopped else result.notes
+    notes = tuple(dict.fromkeys(filter(None, (search.deadline.stopped, *result.notes))))
     ranked = tuple(sorted(found, key=lambda e: e.rank))
     completion = search.completion(best.candidate)
     return replace(result, best=best, completion=completion, feasible=ranked, notes=notes)
@@ -221,15 +222,4 @@ def _evaluate(search: Search, setting: Setting, found: Cut) -> Evaluated:
     """The exact cost of a cut. The candidate it is reported as has the strategy of most layers."""
     most = max(set(found.options), key=lambda i: (found.options.count(i), -i))
     candidate = setting.options[most].candidate
-    layers = tuple(setting.options[i].strategy for i in found.options)
-    cost = estimate(
-        search.completion(candidate),
-        candidate,
-        search.cluster,
-        search.training,
-        memory_reserve=search.memory_reserve,
-        stage_layers=found.stage_layers,
-        layers=layers,
-        shared=search.shared,
-    )
-    return Evaluated(candidate, cost, found.stage_layers, layers)
+    return search.evaluate(candidate, found.stage_layers, tuple(setting.options[i].strategy for i in found.options))

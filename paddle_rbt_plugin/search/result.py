@@ -27,6 +27,8 @@ class Evaluated:
     estimate: Estimate
     stage_layers: tuple[int, ...] | None = None
     layers: tuple[LayerStrategy, ...] | None = None
+    analytic_s: float = 0.0
+    """Step time by the analytic model, whichever model the estimate is of."""
 
     @property
     def rank(self) -> tuple[Any, ...]:

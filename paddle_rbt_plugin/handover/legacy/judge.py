@@ -15,6 +15,7 @@ from paddle_rbt_plugin.graph.legacy import LegacyGraph
 from paddle_rbt_plugin.handover.legacy.ops import legacy_static_ops
 from paddle_rbt_plugin.handover.legacy.partition import LegacyParallelizer
 from paddle_rbt_plugin.plan.plan import Plan
+from paddle_rbt_plugin.plugins import load_plugins
 from paddle_rbt_plugin.tuner import Constraint, tune_graph
 
 _CHOICE = ("pp", "dp", "mp", "micro_batch", "accumulate_steps", "recompute", "sharding_stage", "schedule", "vpp")
@@ -35,7 +36,7 @@ def tune_legacy(main: Any, legacy: LegacyGraph, settings: Settings, **how: Any) 
     """Plans a legacy program by the cost model that the settings name; ``how`` are the keywords of ``tune_graph``."""
     if settings.cost_model == "paddle" and settings.load_path is None:
         return _tune_by_paddle(main, legacy, settings, **how)
-    return tune_graph(legacy.graph, replace(settings, cost_model="analytic"), rewrite=False, **how)
+    return tune_graph(legacy.graph, settings, rewrite=False, **how)
 
 
 def _tune_by_paddle(
@@ -48,16 +49,18 @@ def _tune_by_paddle(
     analytic = replace(settings, cost_model="analytic", save_path=None)
     found = tune_graph(legacy.graph, analytic, constraints=constraints, rewrite=False, **how)
     judged: list[tuple[float, Plan]] = []
-    notes: list[str] = []
+    figures: list[str] = []
     for candidate in _best_of_each(found):
         fixed = Constraint("cost_model 'paddle'", {key: (candidate[key],) for key in _CHOICE})
         plan = tune_graph(legacy.graph, analytic, constraints=(*constraints, fixed), rewrite=False, **how)
         loss = main.global_block().vars[legacy.variables[_loss(legacy)]]
         estimate = judge(main.clone(), paddle.static.Program(), loss, paddle.optimizer.AdamW(1e-3), legacy, plan)
         judged.append((estimate.step_time_s, plan))
-        notes.append(_comparison(plan, estimate))
+        figures.append(_comparison(plan, estimate))
     best = min(judged, key=lambda pair: pair[0])[1]
-    best = replace(best, candidates=found.candidates, rejected=found.rejected, notes=(*best.notes, *notes))
+    source = load_plugins(settings.blocked_plugins).cost_model(settings.cost_model).to_dict()
+    notes = (*best.notes, *figures)
+    best = replace(best, candidates=found.candidates, rejected=found.rejected, notes=notes, cost_model=source)
     if settings.save_path is not None:
         best.save(settings.save_path)
     return best

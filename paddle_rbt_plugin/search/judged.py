@@ -1,0 +1,68 @@
+"""Level o1 under a cost model that knows no bounds.
+
+The analytic lower bounds say nothing about the answers of such a model, so nothing can be left out by them: it is asked about
+every candidate that fits. Only beyond ``MOST_ASKED`` candidates are they chosen beforehand, of each factorisation of the
+devices equally many, those whose analytic bounds are the smallest; the plan says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from paddle_rbt_plugin.cost.candidate import Candidate
+from paddle_rbt_plugin.search.bounds import Bound
+from paddle_rbt_plugin.search.result import Evaluated, Misses
+from paddle_rbt_plugin.search.space import Degrees
+
+if TYPE_CHECKING:
+    from paddle_rbt_plugin.search.o1 import Bounded, Search
+
+MOST_ASKED = 1000
+"""Candidates that a cost model without bounds is asked about."""
+
+
+def ask_all(
+    search: Search, fitting: Mapping[Degrees, Sequence[Bounded]], misses: Misses, kept: int
+) -> tuple[dict[Candidate, Evaluated], str]:
+    """The best ``kept`` candidates by the search's cost model and the best of each factorisation, and a note on how they were
+    found. Those that do not fit by that model are added to ``misses``."""
+    total = sum(map(len, fitting.values()))
+    share = total if total <= MOST_ASKED else max(1, MOST_ASKED // len(fitting))
+    nearest = (bounded for found in fitting.values() for bounded in sorted(found, key=lambda b: b[:2])[:share])
+    asked = [candidate for _, _, candidate in sorted(nearest, key=lambda b: b[:2])]
+    fits: list[Evaluated] = []
+    for done, candidate in enumerate(asked):
+        search.progress(done, len(asked))
+        if fits and search.deadline.passed(f"the cost model was not asked about {len(asked) - done} candidates"):
+            break
+        evaluated = search.evaluate(candidate)
+        if evaluated.estimate.fits:
+            fits.append(evaluated)
+        else:
+            misses.add(_degrees(candidate), candidate, _bound(evaluated))
+    ranked = sorted(fits, key=lambda e: e.rank)
+    first: dict[Degrees, Evaluated] = {}
+    for evaluated in ranked:
+        first.setdefault(_degrees(evaluated.candidate), evaluated)
+    return {e.candidate: e for e in (*ranked[:kept], *first.values())}, _note(search, len(asked), total)
+
+
+def _note(search: Search, asked: int, total: int) -> str:
+    assert search.judge is not None
+    if asked == total:
+        return f"{search.judge.source} was asked about all {total} candidates that may fit"
+    return (
+        f"{search.judge.source} was asked about {asked} of the {total} candidates that may fit: of each way to use the devices "
+        "those that the analytic model takes for fastest; a narrower search_space leaves none out"
+    )
+
+
+def _degrees(candidate: Candidate) -> Degrees:
+    return Degrees(candidate.pp, candidate.dp, candidate.mp)
+
+
+def _bound(evaluated: Evaluated) -> Bound:
+    estimate = evaluated.estimate
+    smallest = min(estimate.stages, key=lambda stage: stage.memory_limit_bytes)
+    return Bound(estimate.step_time_s, estimate.peak_memory_bytes, smallest.memory_limit_bytes, smallest.device)

@@ -1,0 +1,228 @@
+"""Cost models of plugins: chosen by name, they rank the candidates; what goes wrong in them names their package."""
+
+from __future__ import annotations
+
+import pytest
+from paddle.static import InputSpec
+from searching import search_of
+
+import paddle_rbt_plugin as rbt
+from paddle_rbt_plugin.cost.model import Judge, PluginCostModel
+from paddle_rbt_plugin.errors import CostModelError, NoFeasiblePlan
+from paddle_rbt_plugin.plugins import load_plugins
+from paddle_rbt_plugin.search import judged, run_level
+from paddle_rbt_plugin.search.o1 import Search
+from paddle_rbt_plugin.search.space import candidates
+
+MODEL = """
+from paddle_rbt_plugin import CostModel, Prediction, hookimpl
+
+class LikesDataParallelism(CostModel):
+    name = "acme"
+    def estimate(self, case):
+        return Prediction(case.analytic.step_time_s / case.candidate.dp ** 3)
+
+@hookimpl
+def register_cost_models(register):
+    register(LikesDataParallelism)
+"""
+ANSWER = "Prediction(case.analytic.step_time_s / case.candidate.dp ** 3)"
+
+
+class Recorder(rbt.CostModel):
+    """Prefers the slowest candidate of the analytic model, and remembers what it was asked."""
+
+    name = "recorder"
+
+    def __init__(self, graph, cluster, training):
+        self.asked = []
+
+    def estimate(self, case):
+        self.asked.append(case.candidate)
+        return rbt.Prediction(1.0 / case.analytic.step_time_s, time={"all": 1.0})
+
+
+class Hungry(Recorder):
+    """Says that everything needs three quarters of what the analytic model says, plus a GiB per micro batch."""
+
+    name = "hungry"
+    predicts_memory = True
+
+    def estimate(self, case):
+        peak = 0.75 * case.analytic.peak_memory_bytes + case.candidate.micro_batch * 2**30
+        return rbt.Prediction(case.analytic.step_time_s, peak)
+
+
+def searching(model, cluster="1x8:A100-80G", **space):
+    search = search_of(cluster, **space)
+    judge = Judge(PluginCostModel(model, "acme", "1.2", "m = acme_m"), search.analysis.graph, search.cluster, search.training)
+    return Search(search.analysis, search.cluster, search.training, search.space, judge=judge)
+
+
+@pytest.fixture
+def model(install):
+    def install_model(source=MODEL):
+        install("acme-models", {"m": "acme_m"}, acme_m=source)
+
+    return install_model
+
+
+def tune(**settings):
+    import paddle
+
+    class Block(paddle.nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = paddle.nn.Linear(64, 256), paddle.nn.Linear(256, 64)
+
+        def forward(self, x):
+            return paddle.mean(self.down(paddle.nn.functional.gelu(self.up(x))))
+
+    spec = [InputSpec([8, 16, 64], "float32", "x")]
+    return rbt.tune(Block(), input_spec=spec, cluster="1x4:A100-80G", **settings)
+
+
+def test_the_plan_is_the_one_that_the_named_model_prefers_and_says_so(model, tmp_path):
+    model()
+    usual, theirs = tune(), tune(cost_model="acme", save_path=str(tmp_path / "plan.json"))
+    assert usual.cost_model == {"name": "analytic", "distribution": "paddle-rbt-plugin", "version": usual.cost_model["version"]}
+    assert usual.degrees["dp"] < theirs.degrees["dp"] == 4
+    assert theirs.cost_model == {"name": "acme", "distribution": "acme-models", "version": "1.2"}
+    assert rbt.Plan.load(tmp_path / "plan.json").cost_model == theirs.cost_model
+    assert "acme of acme-models 1.2" in theirs.explain()
+    times = [c["step_time_s"] for c in theirs.candidates]
+    assert times == sorted(times) and times[0] == theirs.estimate.step_time_s
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        ("1 / 0", "failed on pp .*: ZeroDivisionError: division by zero"),
+        ("exit()", "failed on pp .*: SystemExit"),
+        ("None", "answers None for pp .*; a Prediction would be right"),
+        ("Prediction(float('nan'))", "answers a step time of nan for pp .*; a finite number of seconds above 0"),
+        ("Prediction(-1.0)", "answers a step time of -1.0"),
+        ("Prediction(0)", "answers a step time of 0 "),
+        ("Prediction('1 s')", "answers a step time of '1 s'"),
+        ("Prediction(1.0, 2e9)", "answers a peak memory .*; None, or predicts_memory = True"),
+        ("Prediction(1.0, time={'forward': float('nan')})", "answers the breakdown"),
+    ],
+)
+def test_a_model_that_raises_or_answers_nonsense_is_reported_with_its_package(model, answer, cause):
+    model(MODEL.replace(ANSWER, answer))
+    with pytest.raises(CostModelError, match=rf"cost model 'acme' \(acme-models 1.2, entry point 'm = acme_m'\) {cause}"):
+        tune(cost_model="acme")
+
+
+@pytest.mark.parametrize("peak", ["None", "float('inf')", "-5"])
+def test_a_model_that_predicts_memory_must_always_do_so(model, peak):
+    model(
+        MODEL.replace(ANSWER, f"Prediction(1.0, {peak})").replace(
+            '    name = "acme"', '    name = "acme"; predicts_memory = True'
+        )
+    )
+    with pytest.raises(CostModelError, match="answers a peak memory of"):
+        tune(cost_model="acme")
+
+
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [("raise RuntimeError('no table')", "failed to start: RuntimeError: no table")],
+)
+def test_a_model_that_cannot_start_is_reported_with_its_package(model, body, cause):
+    model(MODEL.replace("    def estimate", f"    def __init__(self, graph, cluster, training): {body}\n    def estimate"))
+    with pytest.raises(CostModelError, match=rf"'acme' \(acme-models 1.2, .*\) {cause}"):
+        tune(cost_model="acme")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "cause"),
+    [
+        ("(CostModel):", ":", "PatternError: register.. takes a subclass of CostModel"),
+        ("def estimate", "def estimat", "PatternError: cost model 'acme' predicts nothing"),
+        ('name = "acme"', 'name = "analytic"', "already taken by a cost model of paddle-rbt-plugin"),
+        ('name = "acme"', "name = ''", "needs a name of letters"),
+    ],
+)
+def test_a_malformed_model_is_left_out_with_the_cause(model, old, new, cause):
+    model(MODEL.replace(old, new))
+    with pytest.warns(UserWarning, match=f"of acme-models 1.2 is left out: .*{cause}"):
+        plugins = load_plugins()
+    assert plugins.cost_model("analytic").distribution == "paddle-rbt-plugin"
+
+
+def test_a_broken_or_unknown_model_asked_for_by_name_is_an_error(model):
+    with pytest.raises(CostModelError, match="no plugin gives a cost model named 'analytik'; did you mean 'analytic'"):
+        tune(cost_model="analytik")
+    model(MODEL.replace("def estimate", "def estimat"))
+    with (
+        pytest.warns(UserWarning),
+        pytest.raises(CostModelError, match=r"'acme' \(acme-models 1.2.*\) is broken: .*predicts nothing"),
+    ):
+        tune(cost_model="acme")
+
+
+def test_blocking_this_package_leaves_its_cost_models():
+    assert set(load_plugins(["paddle-rbt-plugin"]).cost_models) == {"analytic", "paddle"}
+
+
+def test_a_model_without_bounds_is_asked_about_every_candidate_and_ranks_them():
+    search = searching(Recorder)
+    result = run_level(search, "o1")
+    every, _ = candidates(search.analysis, search.cluster, search.training, search.space)
+    asked = search.judge._model.asked
+    assert len(asked) == len(set(asked)) == len(every)
+    assert result.best.estimate.step_time_s == pytest.approx(1 / slowest("1x8:A100-80G", every))
+    assert result.best.estimate.time == {"all": 1.0}
+    assert any(f"was asked about all {len(every)} candidates" in note for note in result.notes)
+
+
+def test_beyond_a_number_the_analytic_model_chooses_whom_to_ask_of_each_way_to_use_the_devices(monkeypatch):
+    monkeypatch.setattr(judged, "MOST_ASKED", 40)
+    search = searching(Recorder)
+    result = run_level(search, "o1")
+    asked = search.judge._model.asked
+    every, _ = candidates(search.analysis, search.cluster, search.training, search.space)
+    degrees = {(c.pp, c.dp, c.mp) for c in every}
+    assert {(c.pp, c.dp, c.mp) for c in asked} == degrees and len(asked) <= 40
+    assert any(f"was asked about {len(asked)} of the {len(every)} candidates" in note for note in result.notes)
+
+
+def test_a_model_with_bounds_of_the_analytic_one_finds_the_same_plan_as_it():
+    class Plus(rbt.CostModel):
+        name, bounded = "plus", True
+
+        def estimate(self, case):
+            return rbt.Prediction(case.analytic.step_time_s + 1e-6)
+
+    search = searching(Plus)
+    best, usual = run_level(search, "o1").best, run_level(search_of("1x8:A100-80G"), "o1").best
+    assert best.candidate == usual.candidate
+    assert best.estimate.step_time_s == usual.estimate.step_time_s + 1e-6
+
+
+def test_a_model_that_predicts_memory_decides_what_fits():
+    roomy = searching(Hungry, cluster="1x2:A100-80G", micro_batch=[1])
+    assert run_level(roomy, "o1").best.estimate.memory == {}
+    with pytest.raises(NoFeasiblePlan, match=r"the nearest candidate, .* GiB more than"):
+        run_level(searching(Hungry, cluster="1x2:V100-16G", micro_batch=[24], dp=1), "o1")
+
+
+@pytest.mark.parametrize("level", ["o2", "o3"])
+def test_higher_levels_rank_by_the_model_too(level):
+    search = searching(Recorder, cluster="1x2:A100-80G+1x2:V100-32G", accumulate_steps=[2])
+    result = run_level(search, level)
+    assert result.best.estimate.step_time_s <= 1 / slowest(search.cluster, search.judge._model.asked) * 1.001
+    assert result.feasible[0] == result.best
+
+
+def slowest(cluster, candidates):
+    """Step time of the slowest of the candidates by the analytic model, in seconds."""
+    search = search_of(cluster)
+    return max(search.evaluate(c).estimate.step_time_s for c in candidates)
+
+
+def test_one_instance_serves_one_search():
+    search = searching(Recorder)
+    assert search.judge._model is not searching(Recorder).judge._model
+    assert search.judge.on(search.cluster)._model is not search.judge._model
