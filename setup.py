@@ -44,7 +44,8 @@ GPU = ["paddlepaddle-gpu>=2.6.2,<3.4"]
 TEST = ["pytest>=8", "hypothesis>=6.100", "setuptools>=68", "wheel"]
 DEV = ["ruff>=0.6", "mypy>=1.11", "types-PyYAML", "types-jsonschema"]
 FORMERS = ["paddleformers==1.2.0"]
-DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]
+DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26", "mkdocs-click>=0.8"]
+PLOT = ["matplotlib>=3.8"]
 
 setup(
     name="paddle-rbt-plugin",
@@ -54,13 +55,22 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10",
-    packages=[*find_packages(include=["paddle_rbt_plugin", "paddle_rbt_plugin.*"]), "paddle_rbt_patterns"],
+    packages=[*find_packages(include=["paddle_rbt_plugin", "paddle_rbt_plugin.*"]), "paddle_rbt_cli", "paddle_rbt_patterns"],
     package_dir={"paddle_rbt_patterns": "patterns"},
-    package_data={"paddle_rbt_plugin": ["py.typed", "cluster/*.yaml", "models/configs/*.yaml", "plan/*.json"]},
+    package_data={
+        "paddle_rbt_plugin": [
+            "py.typed",
+            "cluster/*.yaml",
+            "models/configs/*.yaml",
+            "plan/*.json",
+            "bench/*.json",
+            "bench/cases/*.yaml",
+        ]
+    },
     install_requires=["numpy>=1.24", "pluggy>=1.3", "click>=8.1", "rich>=13.7", "PyYAML>=6.0", "jsonschema>=4.20"],
-    extras_require={"cpu": CPU, "gpu": GPU, "test": TEST, "dev": TEST + DEV, "docs": DOCS, "formers": FORMERS},
+    extras_require={"cpu": CPU, "gpu": GPU, "test": TEST, "dev": TEST + DEV, "docs": DOCS, "plot": PLOT, "formers": FORMERS},
     entry_points={
-        "console_scripts": ["paddle-rbt = paddle_rbt_plugin.cli.main:main"],
+        "console_scripts": ["paddle-rbt = paddle_rbt_cli:main"],
         "paddle_rbt": [f"{name} = paddle_rbt_patterns.{name}" for name in PATTERNS],
     },
     classifiers=[

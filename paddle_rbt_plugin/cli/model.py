@@ -30,26 +30,7 @@ _RESULT = (
 )
 
 
-def model_graph(reference: str, batch: int, seq: int | None = None) -> Graph:
-    """The forward graph of MODEL with its loss, traced on ``batch`` samples; nothing is allocated.
-
-    ``seq`` replaces the sequence length of a config. A saved program keeps the batch that it was traced on. Raises ModelError
-    for a reference that leads nowhere, with the nearest that would."""
-    config = _config(reference, seq)
-    return config_graph(config, batch) if config is not None else _trace(reference, batch).graph
-
-
-def model_trace(reference: str, batch: int, seq: int | None = None) -> Trace:
-    """As ``model_graph``, with the program itself: a config is traced in its whole depth, which costs seconds per layer."""
-    config = _config(reference, seq)
-    if config is None:
-        return _trace(reference, batch)
-    with unique_name.guard(), paddle.LazyGuard():
-        layer = build(config)
-    return trace_layer(layer, input_spec(config, batch))
-
-
-def _config(reference: str, seq: int | None) -> Config | None:
+def model_config(reference: str, seq: int | None = None) -> Config | None:
     """The config that MODEL names; None for something else. Raises ModelError for a ``seq`` that has no config to change."""
     if reference in config_names() or reference.endswith((".yaml", ".yml")):
         config = named_config(reference) if reference in config_names() else load_config(reference)
@@ -57,6 +38,25 @@ def _config(reference: str, seq: int | None) -> Config | None:
     if seq is not None:
         raise ModelError(f"--seq changes the sequence length of a config, but {reference!r} is none: its inputs fix the length")
     return None
+
+
+def model_graph(reference: str, batch: int, seq: int | None = None) -> Graph:
+    """The forward graph of MODEL with its loss, traced on ``batch`` samples; nothing is allocated.
+
+    ``seq`` replaces the sequence length of a config. A saved program keeps the batch that it was traced on. Raises ModelError
+    for a reference that leads nowhere, with the nearest that would."""
+    config = model_config(reference, seq)
+    return config_graph(config, batch) if config is not None else _trace(reference, batch).graph
+
+
+def model_trace(reference: str, batch: int, seq: int | None = None) -> Trace:
+    """As ``model_graph``, with the program itself: a config is traced in its whole depth, which costs seconds per layer."""
+    config = model_config(reference, seq)
+    if config is None:
+        return _trace(reference, batch)
+    with unique_name.guard(), paddle.LazyGuard():
+        layer = build(config)
+    return trace_layer(layer, input_spec(config, batch))
 
 
 def _trace(reference: str, batch: int) -> Trace:

@@ -79,7 +79,7 @@ class Output:
     def warnings(self) -> Iterator[None]:
         """Turns Python warnings into messages; those of Paddle itself are shown only when the user wants them."""
         with warnings.catch_warnings():
-            warnings.filterwarnings("always", module=r"paddle_rbt_plugin\.")
+            warnings.filterwarnings("always", module=r"paddle_rbt_")
             if not self.verbose:
                 warnings.filterwarnings("ignore", module=r"paddle\.")
                 warnings.filterwarnings("ignore", category=DeprecationWarning)

@@ -1,0 +1,255 @@
+"""The commands: their names, arguments and help. What each does stands in the module that it calls."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import get_completion_class
+
+from paddle_rbt_cli.group import Commands
+from paddle_rbt_cli.options import (
+    batch_option,
+    common_options,
+    complete_cases,
+    complete_models,
+    no_plugin_option,
+    set_option,
+    with_output,
+)
+
+if TYPE_CHECKING:
+    from paddle_rbt_plugin.cli.output import Output
+
+COMPLETION_VARIABLE = "_PADDLE_RBT_COMPLETE"
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="paddle-rbt-plugin", prog_name="paddle-rbt")
+def cli() -> None:
+    """Finds parallel strategies for PaddlePaddle models.
+
+    \b
+    Examples:
+      paddle-rbt plan gpt3-1.3b --cluster 1x8:A100-80G --global-batch 64
+      paddle-rbt patterns
+      paddle-rbt demo
+    """
+
+
+@cli.command()
+@click.argument("model", shell_complete=complete_models)
+@click.option("--cluster", required=True, help="NODESxDEVICES:GPU, such as 4x8:A100-80G, or a cluster file.")
+@batch_option
+@click.option("--seq", type=click.IntRange(1, 2**24), help="Tokens per sequence, where not those of the config.")
+@click.option("--level", default="o1", show_default=True, help="How hard to search.")
+@set_option
+@click.option(
+    "--precision", type=click.Choice(["bf16", "fp16", "fp32"]), help="Of training; the best of the devices by default."
+)
+@click.option("--cost-model", default="analytic", show_default=True, help="What predicts time and memory.")
+@click.option(
+    "--time-limit", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="End the search with the best plan so far."
+)
+@click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Candidates to show.")
+@click.option("--save", type=click.Path(dir_okay=False), help="Write the plan to this file.")
+@no_plugin_option
+@with_output
+def plan(output: Output, **arguments: Any) -> None:
+    """Find the best parallel strategy for MODEL.
+
+    MODEL is a published model by name (gpt3-1.3b, llama2-7b, ...), a config file of your own (YAML), a saved PIR program
+    (JSON), or package.module:function. The function is called without arguments and returns the forward pass with its loss:
+    a static Program, or a tuple (layer, input_spec) whose forward returns the loss, or (layer, input_spec, loss,
+    labels_spec). It runs under paddle.LazyGuard, so nothing is allocated.
+
+    \b
+    Examples:
+      paddle-rbt plan gpt3-1.3b --cluster 1x8:A100-80G --global-batch 64
+      paddle-rbt plan llama2-7b --cluster 2x8:H100 --global-batch 256 --set mp=2,4 --set pp=1
+      paddle-rbt plan my_config.yaml --cluster my_cluster.yaml --global-batch 32 --save plan.json
+      paddle-rbt plan my_package.model:build --cluster 1x8:H100 --global-batch 64 --json
+    """
+    from paddle_rbt_plugin.cli.planning import plan_model
+
+    plan_model(output, **arguments)
+
+
+@cli.command()
+@click.argument("plan", type=click.Path())
+@click.option("--tensor", help="Explain one tensor, by its name or its path in named_parameters().")
+@click.option("--verify", is_flag=True, help="Compare the prediction with the program that Paddle partitions.")
+@click.option("--model", help="With --verify: the MODEL of the plan, where the plan does not say or it has moved.")
+@with_output
+def explain(output: Output, plan: str, tensor: str | None, verify: bool, model: str | None) -> None:
+    """Say why PLAN, a saved plan, is what it is.
+
+    With --verify the model is traced again and partitioned by Paddle for one rank; collectives, bytes and FLOP of that
+    program are compared with those that the cost was computed from, and the exit code is 1 if anything differs.
+
+    \b
+    Examples:
+      paddle-rbt explain plan.json
+      paddle-rbt explain plan.json --tensor gpt.layers.0.attn.q_proj.weight
+      paddle-rbt explain plan.json --verify
+    """
+    if verify:
+        from paddle_rbt_plugin.cli.verifying import verify_file
+
+        if not verify_file(output, plan, model):
+            click.get_current_context().exit(1)
+        return
+    from paddle_rbt_plugin.cli.planning import explain_file
+
+    explain_file(output, plan, tensor)
+
+
+@cli.command()
+@no_plugin_option
+@with_output
+def patterns(output: Output, blocked: tuple[str, ...]) -> None:
+    """List the patterns of all installed plugins, and the plugins that are broken.
+
+    \b
+    Examples:
+      paddle-rbt patterns
+      paddle-rbt patterns --no-plugin qkv --json
+    """
+    from paddle_rbt_plugin.cli.patterns import list_patterns
+
+    list_patterns(output, blocked)
+
+
+@cli.command()
+@click.option("--runs", required=True, type=click.Path(), metavar="FILE.csv", help="Table of training runs, one per row.")
+@with_output
+def estimate(output: Output, runs: str) -> None:
+    """Predict step time and peak memory of every training run in a table.
+
+    Columns, in any order, where empty means the default and others are ignored: id, gpu, gpus, gpus_per_node (8), layers,
+    hidden, ffn (4 x hidden), heads, kv_heads (heads), vocab, seq, arch (gpt, or llama), tp, pp, dp, cp, sharding (none, or
+    stage1 to stage3), vpp, mbs, gbs, precision (fp16, bf16, fp32), recompute (none, selective, full), seq_parallel (0, 1),
+    inter_node_GBps (of a machine, in one direction).
+
+    \b
+    Examples:
+      paddle-rbt estimate --runs runs.csv
+      paddle-rbt estimate --runs runs.csv --json
+    """
+    from paddle_rbt_plugin.cli.estimating import estimate_file
+
+    estimate_file(output, runs)
+
+
+@cli.command()
+@click.argument("cases", nargs=-1, metavar="[CASE]...", shell_complete=complete_cases)
+@click.option("--list", "listed", is_flag=True, help="Show the cases, run none.")
+@click.option(
+    "--reference/--no-reference", default=True, show_default=True, help="Ask Paddle's own tuner too; it takes minutes."
+)
+@click.option(
+    "--reference-limit",
+    type=click.FloatRange(0, min_open=True),
+    default=200,
+    show_default=True,
+    metavar="SECONDS",
+    help="For Paddle's own tuner, all cases together.",
+)
+@click.option("--save", type=click.Path(dir_okay=False), metavar="FILE.json", help="Write the results to this file.")
+@click.option("--markdown", type=click.Path(dir_okay=False), metavar="FILE.md", help="Write the tables to this file.")
+@click.option("--plot", type=click.Path(dir_okay=False), metavar="FILE.svg", help="Draw the MFU of every case (svg, png, pdf).")
+@click.option("--compare", nargs=2, type=click.Path(), metavar="A.json B.json", help="Say what changed between two results.")
+@with_output
+def bench(output: Output, listed: bool, compare: tuple[str, str] | None, **arguments: Any) -> None:
+    """Plan published models on the clusters they are trained on, beside what experts chose for them.
+
+    CASE is the name of a case (--list shows them), or a file of your own of the same form (YAML: model, cluster, global_batch
+    and, where you like, seq, precision, level, search_space, training, experts). Without any, all are run: our plan, its
+    predicted time, memory and MFU, the published strategies and the choice of Paddle's own tuner under the same cost model.
+
+    \b
+    Examples:
+      paddle-rbt bench --save results.json --markdown results.md --plot results.svg
+      paddle-rbt bench gpt-39b llama2-70b --no-reference
+      paddle-rbt bench my_case.yaml --json
+      paddle-rbt bench --compare before.json after.json
+    """
+    from paddle_rbt_plugin.cli.benching import compare_files, list_cases, run_suite
+
+    if compare:
+        compare_files(output, *compare)
+    elif listed:
+        list_cases(output)
+    else:
+        run_suite(output, **arguments)
+
+
+@cli.command()
+@click.option("--processes", type=click.IntRange(2), default=2, show_default=True, help="CPU processes to train with.")
+@set_option
+@click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="AdamW steps.")
+@click.option("--timeout", type=click.IntRange(1), default=150, show_default=True, help="Seconds for all processes to end.")
+@with_output
+def demo(output: Output, **arguments: Any) -> None:
+    """Train a small GPT with several CPU processes under a found plan, beside a serial run.
+
+    Prints both losses step by step; the exit code is 1 where they differ by more than 1e-5.
+
+    \b
+    Examples:
+      paddle-rbt demo
+      paddle-rbt demo --processes 4 --set mp=4
+      paddle-rbt demo --processes 4 --set dp=2 --set mp=2 --json
+    """
+    from paddle_rbt_plugin.cli.demo import run_demo
+
+    run_demo(output, **arguments)
+
+
+@cli.command()
+@click.option("--output", "path", type=click.Path(dir_okay=False), metavar="FILE", help="Write the profile to this file.")
+@click.option(
+    "--processes", type=click.IntRange(1), help="Devices that compute at the same time; all, or one per CPU core, by default."
+)
+@click.option("--timeout", type=click.IntRange(1), default=600, show_default=True, help="Seconds for all processes to end.")
+@with_output
+def calibrate(output: Output, path: str | None, processes: int | None, timeout: int) -> None:
+    """Measure the devices of this machine and write their profile, a file for --cluster.
+
+    Times matrix products, memory-bound ops, launches and collectives while as many processes do the same, and fits the rates
+    and latencies that the cost model computes with. On a machine without GPUs the devices are CPU processes, which share its
+    cores: a profile holds for as many processes as were measured. Keep the machine free of other work meanwhile.
+
+    \b
+    Examples:
+      paddle-rbt calibrate --output cluster.yaml
+      paddle-rbt calibrate --processes 4 --output 1x4.yaml
+      paddle-rbt plan gpt3-125m --cluster cluster.yaml --global-batch 8
+    """
+    from paddle_rbt_plugin.cli.calibrating import calibrate_devices
+
+    calibrate_devices(output, path, processes, timeout)
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@common_options
+def completion(shell: str, as_json: bool, **_: bool) -> None:
+    """Print the script that completes commands, options and names of models in SHELL.
+
+    \b
+    Examples:
+      paddle-rbt completion bash >> ~/.bashrc
+      paddle-rbt completion zsh >> ~/.zshrc
+      paddle-rbt completion fish > ~/.config/fish/completions/paddle-rbt.fish
+    """
+    completer = get_completion_class(shell)
+    assert completer is not None  # it is one of the choices
+    script = completer(cli, {}, "paddle-rbt", COMPLETION_VARIABLE).source()
+    click.echo(json.dumps({"shell": shell, "script": script}) if as_json else script)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line and exits: 0 success, 1 a TunerError, 2 wrong usage, 130 Ctrl-C."""
+    cli.main(arguments, prog_name="paddle-rbt", complete_var=COMPLETION_VARIABLE)

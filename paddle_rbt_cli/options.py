@@ -1,0 +1,96 @@
+"""Options that several commands share, and what completes in a shell."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+class Assignment(click.ParamType):
+    """``key=value``, the value an int, true, false, a word, or several of them with commas between."""
+
+    name = "key=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        if isinstance(value, tuple):
+            return value
+        key, equals, text = value.partition("=")
+        words = [word.strip() for word in text.split(",")]
+        if not key.strip() or not equals or not all(words):
+            self.fail(f"{value!r} is not of the form key=value, such as mp=2, micro_batch=1,2,4 or recompute=auto", param, ctx)
+        values = [_plain(word) for word in words]
+        return key.strip(), values[0] if len(values) == 1 else values
+
+
+def _plain(word: str) -> Any:
+    if word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    try:
+        return int(word)
+    except ValueError:
+        return word
+
+
+def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options that every command has."""
+    for option in (
+        click.option("--no-color", is_flag=True, help="Use no colours. The variable NO_COLOR does the same."),
+        click.option("--verbose", "-v", is_flag=True, help="Print Paddle's own warnings too."),
+        click.option("--quiet", "-q", is_flag=True, help="Print the result and errors only."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else on stdout."),
+    ):
+        command = option(command)
+    return command
+
+
+def with_output(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the common options to a command, which gets an Output made of them as its first argument."""
+
+    @common_options
+    @functools.wraps(command)
+    def run(as_json: bool, quiet: bool, verbose: bool, no_color: bool, **arguments: Any) -> Any:
+        from paddle_rbt_plugin.cli.output import Output
+
+        output = Output(as_json, quiet, verbose, color=not no_color)
+        with output.warnings():
+            return command(output, **arguments)
+
+    return run
+
+
+set_option = click.option(
+    "--set",
+    "fixed",
+    type=Assignment(),
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Fix or list values of a dimension: mp=2, micro_batch=1,2,4, recompute=auto.",
+)
+no_plugin_option = click.option(
+    "--no-plugin", "blocked", multiple=True, metavar="NAME", help="Leave out a pattern, an entry point or a distribution."
+)
+batch_option = click.option(
+    "--global-batch", type=click.IntRange(1, 2**24), required=True, help="Samples of one optimizer step."
+)
+
+
+def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of published models, as a shell asks for them."""
+    return _names("models/configs", incomplete)
+
+
+def complete_cases(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of benchmark cases, as a shell asks for them."""
+    return _names("bench/cases", incomplete)
+
+
+def _names(folder: str, incomplete: str) -> list[str]:
+    spec = find_spec("paddle_rbt_plugin")  # finds the package without importing it
+    assert spec is not None
+    roots = spec.submodule_search_locations or ()
+    return sorted(p.stem for root in roots for p in Path(root, folder).glob(f"{incomplete}*.yaml"))
