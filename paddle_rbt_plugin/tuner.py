@@ -8,7 +8,7 @@ Each step is one call below; the modules they come from bear their names.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from paddle_rbt_plugin.plan.build import make_plan
 from paddle_rbt_plugin.plan.explain import decision
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import detect_cluster, load_plugins, parse_cluster
-from paddle_rbt_plugin.search import Analysis, Search, SearchSpace, analyse, run_level
+from paddle_rbt_plugin.search import Analysis, Search, SearchSpace, Watcher, analyse, run_level
 
 PRECISIONS = ("fp32", "fp16", "bf16")
 
@@ -51,7 +51,7 @@ def tune(
     loss: Any = None,
     global_batch: int | None = None,
     precision: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Watcher | None = None,
     **settings: Any,
 ) -> Plan:
     """Finds a parallel strategy.
@@ -61,7 +61,7 @@ def tune(
     *labels)`` does, with the labels of ``labels_spec``. ``global_batch`` is the number of samples of one optimizer step, by
     default the batch of the program. ``precision`` is that of training: ``fp32``, the default, ``fp16`` or ``bf16``. Everything
     else is a field of ``strategy.tuning``: level, cluster, cost_model, search_space, memory_reserve, save_path, load_path,
-    blocked_plugins, time_limit.
+    blocked_plugins, time_limit. ``progress`` is called with a ``search.Progress`` as the search goes on.
 
     Raises TunerError for wrong input, ClusterError, UnsupportedProgram, and NoFeasiblePlan where nothing fits.
     """
@@ -83,7 +83,7 @@ def tune_graph(
     precision: str | None = None,
     global_batch: int | None = None,
     constraints: Sequence[Constraint] = (),
-    progress: Callable[[int, int], None] | None = None,
+    progress: Watcher | None = None,
     notes: Sequence[str] = (),
     rewrite: bool = True,
 ) -> Plan:

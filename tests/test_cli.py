@@ -85,7 +85,7 @@ def test_wrong_usage_is_exit_code_2_with_what_would_be_right(arguments, message)
         (["SMALL", *PLAN, "--level", "o9"], "unknown level 'o9'; choose 'o1'"),
         (["SMALL", *PLAN, "--cost-model", "guess"], "no plugin gives a cost model named 'guess'; known are analytic, paddle"),
         (["SMALL", *PLAN, "--no-plugin", "qvk"], "cannot block 'qvk'"),
-        (["SMALL", *PLAN, "--set", "mp=3"], "search_space allows mp 3 only"),
+        (["SMALL", *PLAN, "--set", "mp=3"], "mp 3 of search_space does not divide"),
         (["SMALL", "--cluster", "1x4:V100-16G", "--global-batch", "8", "--precision", "bf16"], "V100-16G has no bf16"),
         (["SMALL", *PLAN, "--save", "/nowhere/plan.json"], "cannot be saved to '/nowhere/plan.json'"),
     ],

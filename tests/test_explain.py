@@ -63,9 +63,19 @@ def test_every_axis_says_where_it_communicates():
 def test_rejected_candidates_are_grouped_by_reason_and_counted():
     made = plan(pp=1)
     text, groups = made.explain(), group_rejected(made.rejected)
-    assert f"Rejected: {len(made.rejected)}\n" in text
+    assert text.count("Rejected: ways") == 1
+    assert all(group.how_many in text for group in groups)
     assert sum(group.count for group in groups) == len(made.rejected)
     assert any("search_space allows pp 1 only" in group.reason for group in groups)
+
+
+def test_candidates_that_do_not_fit_are_told_from_ways_that_are_ruled_out():
+    entries = [
+        {"candidate": {"pp": 1, "dp": n, "mp": 1}, "reason": f"needs {n} GiB, 1 GiB more than 7 GiB", "count": 10 * n}
+        for n in (1, 2)
+    ]
+    entries.append({"candidate": {"pp": 8, "dp": 1, "mp": 1}, "reason": "pp 8 exceeds the 4 layers of the model"})
+    assert [group.how_many for group in group_rejected(entries)] == ["30 candidates of 2 ways", "1 way"]
 
 
 def test_a_group_shows_the_candidate_that_came_nearest():

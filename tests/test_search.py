@@ -11,7 +11,10 @@ import pytest
 from searching import search_of
 
 from paddle_rbt_plugin.errors import NoFeasiblePlan
+from paddle_rbt_plugin.search import Progress, candidate_dict
+from paddle_rbt_plugin.search.levels import run_level
 from paddle_rbt_plugin.search.o1 import KEPT, run_o1
+from paddle_rbt_plugin.search.progress import Reporter
 from paddle_rbt_plugin.search.space import candidates
 
 
@@ -40,7 +43,9 @@ def test_every_candidate_that_does_not_fit_is_counted_under_its_degrees() -> Non
     result = run_o1(search)
     found, _ = candidates(search.analysis, search.cluster, search.training, search.space)
     assert result.considered == len(found)
-    assert all(r.missing_bytes > 0 for r in result.rejected if "GiB more than" in r.reason)
+    assert all(r.missing_bytes > 0 and r.count > 0 for r in result.rejected if "GiB more than" in r.reason)
+    fitting = sum(search.bounds.of(search.completion(c), c).missing_bytes <= 0 for c in found)
+    assert fitting + sum(r.count for r in result.rejected) == len(found)
     assert len(result.rejected) < 40
 
 
@@ -103,3 +108,19 @@ def test_ties_and_hash_seeds_do_not_change_the_plan() -> None:
 def test_what_the_user_fixes_is_kept(recompute, zero) -> None:
     result = run_o1(search_of("1x4:A100-80G", recompute=recompute, sharding_stage=zero, dp=[2, 4]))
     assert {(e.candidate.recompute, e.candidate.sharding_stage) for e in result.feasible} == {(recompute, zero)}
+
+
+@pytest.mark.parametrize("level", ["o1", "o2"])
+def test_a_watcher_is_told_what_is_tried_and_the_best_so_far(level) -> None:
+    told: list[Progress] = []
+    search = search_of("2x2:A100-80G", layers=4, micro_batch=[1, 2])
+    search.progress = Reporter(told.append)
+    result = run_level(search, level)
+    assert all(0 <= p.done <= p.total for p in told)
+    assert {(p.trying["pp"], p.trying["dp"], p.trying["mp"]) for p in told if "dp" in p.trying} >= {(1, 4, 1), (2, 1, 2)}
+    estimated = [p.step_time_s for p in told if p.is_estimated]
+    assert estimated == sorted(estimated, reverse=True)
+    assert told[0].best == {} and told[0].step_time_s is None
+    assert (told[-1].done, told[-1].trying) == (told[-1].total, {})
+    assert (told[-1].best, told[-1].step_time_s) == (candidate_dict(result.best.candidate), result.best.estimate.step_time_s)
+    assert any(p.step_time_s is not None and not p.is_estimated for p in told)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from searching import search_of
 
 from paddle_rbt_plugin.cluster import factorisations
-from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.errors import NoFeasiblePlan, TunerError
 from paddle_rbt_plugin.search import SearchSpace
 from paddle_rbt_plugin.search.space import MAX_MICRO_BATCH, candidates, ways
 
@@ -95,6 +95,27 @@ def test_values_that_no_dimension_takes_are_refused_with_the_right_ones() -> Non
         SearchSpace.parse({"recompute": "some"})
     with pytest.raises(TunerError, match="0, 1, 2 or 3"):
         SearchSpace.parse({"sharding_stage": 4})
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({"mp": 3}, "mp 3 of search_space does not divide the 8 devices of 2x4:A100-80G; mp can be 1, 2, 4, 8"),
+        ({"pp": [3, 5]}, r"pp \(3, 5\) of search_space do not divide the 8 devices .*pp can be 1, 2, 4, 8"),
+        ({"pp": 4, "mp": 4}, "no product pp 4 x mp 4 of search_space divides the 8 devices"),
+        ({"pp": 2, "mp": 2, "dp": [1, 4]}, r"no product pp 2 x dp \(1, 4\) x mp 2 of search_space is the 8 devices"),
+    ],
+)
+def test_degrees_that_do_not_use_the_devices_are_answered_by_those_that_do(space, message) -> None:
+    with pytest.raises(NoFeasiblePlan, match=message):
+        enumerate_all(search_of("2x4:A100-80G", **space))
+
+
+def test_a_degree_that_the_strategy_fixes_is_answered_with_its_name() -> None:
+    search = search_of("2x4:A100-80G")
+    search.space = search.space.restrict("strategy.pipeline", pp=(3,))
+    with pytest.raises(NoFeasiblePlan, match=r"pp 3 of strategy.pipeline does not divide the 8 devices"):
+        enumerate_all(search)
 
 
 @settings(max_examples=30, deadline=None)

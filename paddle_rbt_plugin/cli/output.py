@@ -9,21 +9,24 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import click
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-Report = Callable[[int, int], None]
-"""Called with the number of steps done and their total."""
+
+class Report(Protocol):
+    """Called with the number of steps done and their total, and with what to say under the title."""
+
+    def __call__(self, done: int, total: int, detail: str = "") -> None: ...
 
 
 @dataclass(frozen=True)
@@ -69,11 +72,16 @@ class Output:
     @contextmanager
     def progress(self, title: str) -> Iterator[Report]:
         """Shows how far a task is; without a call of the report only that it runs."""
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        text = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
+        columns = (SpinnerColumn(), text, BarColumn(bar_width=20), TimeElapsedColumn(), TimeRemainingColumn())
         shown = self._stderr.is_terminal and not self.quiet
-        with Progress(*columns, console=self._stderr, transient=True, disable=not shown) as progress:
+        with Progress(*columns, console=self._stderr, transient=True, disable=not shown, expand=True) as progress:
             task = progress.add_task(title, total=None)
-            yield lambda done, total: progress.update(task, completed=done, total=total)
+
+            def report(done: int, total: int, detail: str = "") -> None:
+                progress.update(task, completed=done, total=total, description=f"{title}\n{detail}" if detail else title)
+
+            yield report
 
     @contextmanager
     def warnings(self) -> Iterator[None]:

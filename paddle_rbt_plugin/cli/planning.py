@@ -15,6 +15,7 @@ from paddle_rbt_plugin.cli.output import Output, make_table, titled
 from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.plan.explain import (
+    REJECTED,
     decision,
     explain_plan,
     explain_tensor,
@@ -27,6 +28,7 @@ from paddle_rbt_plugin.plan.explain import (
 )
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import parse_cluster
+from paddle_rbt_plugin.search import Progress
 from paddle_rbt_plugin.tuner import tune_graph
 
 _CHOICES: dict[str, Callable[[Mapping[str, Any]], str]] = {
@@ -69,7 +71,11 @@ def plan_model(
         graph = model_graph(model, global_batch, seq)
     with output.progress(f"planning {model} for {parsed}") as report:
         plan = tune_graph(
-            graph, settings, precision=precision or best_precision(parsed), global_batch=global_batch, progress=report
+            graph,
+            settings,
+            precision=precision or best_precision(parsed),
+            global_batch=global_batch,
+            progress=lambda p: report(p.done, p.total, spell_progress(p)),
         )
     plan = replace(plan, model={"reference": model, "seq": seq})
     if save is not None:  # before anything is printed: whoever reads may leave early
@@ -77,6 +83,17 @@ def plan_model(
     output.result(plan.to_dict(), *_tables(model, plan, top))
     if save is not None:
         output.note(f"plan saved to {save}")
+
+
+def spell_progress(progress: Progress) -> str:
+    """What is tried, and on a line of its own the best so far: ``best so far 1.03 s, pp 1 x dp 8 x mp 1, micro batch 4``."""
+    fixed = " x ".join(f"{axis} {progress.trying[axis]}" for axis in ("pp", "dp", "mp") if axis in progress.trying)
+    steps = progress.trying.get("accumulate_steps")
+    parts = [f"trying {fixed}" + (f", {steps} accumulation steps" if steps else "")] if fixed else []
+    if progress.step_time_s is not None:
+        bound = "" if progress.is_estimated else "at least "
+        parts.append(f"best so far {bound}{spell_seconds(progress.step_time_s)}, {spell_candidate(progress.best)}")
+    return "\n".join(parts)
 
 
 def explain_file(output: Output, path: str, tensor: str | None) -> None:
@@ -148,10 +165,10 @@ def _candidates(plan: Plan, top: int) -> RenderableType:
 
 
 def _rejected(plan: Plan) -> RenderableType:
-    table = make_table("count", "nearest candidate", "reason", right=("count",))
+    table = make_table("how many", "nearest", "reason")
     for group in group_rejected(plan.rejected):
-        table.add_row(str(group.count), spell_candidate(group.candidate), group.reason)
-    return titled(f"{len(plan.rejected)} rejected", table)
+        table.add_row(group.how_many, spell_candidate(group.candidate), group.reason)
+    return titled(REJECTED.lower(), table)
 
 
 def _patterns(plan: Plan) -> RenderableType:

@@ -46,7 +46,9 @@ def make_plan(
             | {"step_time_s": e.estimate.step_time_s, "peak_memory_bytes": round(e.estimate.peak_memory_bytes)}
             for e in result.feasible
         ),
-        rejected=tuple({"candidate": r.candidate, "reason": r.reason} for r in result.rejected),
+        rejected=tuple(
+            {"candidate": r.candidate, "reason": r.reason} | ({"count": r.count} if r.count else {}) for r in result.rejected
+        ),
         patterns=_patterns(analysis),
         unmatched=_unmatched(analysis),
         cluster=cluster.to_dict(),

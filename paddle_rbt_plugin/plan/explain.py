@@ -20,19 +20,30 @@ from paddle_rbt_plugin.plan.plan import Plan, TensorPlacement
 
 WIDTH = 80
 """Columns of the text."""
+REJECTED = "Rejected: ways to use the devices (pp x dp x mp), or candidates of them"
+"""What is counted under this title."""
 _RUNNER_UPS = 5
 _KINDS = {"param": "parameter", "data": "input", "var": "intermediate tensor"}
 
 
 @dataclass(frozen=True)
 class RejectedGroup:
-    """Candidates rejected for the same reason, numbers aside."""
+    """Ways to use the devices (pp, dp, mp) rejected for the same reason, numbers aside, or their candidates that are."""
 
     reason: str
     """That of the candidate with the smallest numbers in it: the one that came nearest."""
     candidate: Mapping[str, Any]
     """The candidate it is the reason of."""
     count: int
+    """How many ways."""
+    candidates: int
+    """How many of their candidates it holds for; 0 where it rules out the ways as a whole."""
+
+    @property
+    def how_many(self) -> str:
+        """``10 ways``, or ``92 candidates of 10 ways``."""
+        ways = f"{self.count} way{'s' if self.count > 1 else ''}"
+        return f"{self.candidates} candidate{'s' if self.candidates > 1 else ''} of {ways}" if self.candidates else ways
 
 
 def reasons(plan: Plan) -> dict[str, Any]:
@@ -47,7 +58,7 @@ def reasons(plan: Plan) -> dict[str, Any]:
         "estimate": asdict(plan.estimate),
         "communication": communication(plan),
         "runner_ups": runner_ups(plan),
-        "rejected": [asdict(group) for group in group_rejected(plan.rejected)],
+        "rejected": [asdict(group) | {"how_many": group.how_many} for group in group_rejected(plan.rejected)],
         "patterns": dict(plan.patterns),
         "unmatched": list(plan.unmatched),
         "notes": list(plan.notes),
@@ -153,12 +164,15 @@ def runner_ups(plan: Plan, count: int = _RUNNER_UPS) -> list[dict[str, Any]]:
 
 
 def group_rejected(rejected: Iterable[Mapping[str, Any]]) -> list[RejectedGroup]:
-    """The rejected candidates by reason, the most frequent reason first."""
+    """What is rejected by reason, the most frequent reason first."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for entry in rejected:
         groups.setdefault(_NUMBER.sub("#", entry["reason"]), []).append(entry)
     nearest = {kind: min(entries, key=lambda e: _numbers(e["reason"])) for kind, entries in groups.items()}
-    found = [RejectedGroup(nearest[k]["reason"], nearest[k]["candidate"], len(entries)) for k, entries in groups.items()]
+    found = [
+        RejectedGroup(nearest[k]["reason"], nearest[k]["candidate"], len(entries), sum(e.get("count", 0) for e in entries))
+        for k, entries in groups.items()
+    ]
     return sorted(found, key=lambda group: -group.count)
 
 
@@ -250,8 +264,7 @@ def _sections(data: Mapping[str, Any]) -> Iterator[str]:
     yield _section("Where the axes communicate", where or ["  nowhere: there is one device"])
     others = [_wrap(spell_candidate(row), f"  {_compared(row, step)}  ") for row in data["runner_ups"]]
     yield _section("Next best", others or ["  no other way to use the devices fits"])
-    total = sum(group["count"] for group in data["rejected"])
-    yield _section(f"Rejected: {total}", [_rejected(group) for group in data["rejected"]])
+    yield _section(REJECTED, [_rejected(group) for group in data["rejected"]] or ["  nothing"])
     matched = {
         name: f"{row['matches']:>4} match{'es' if row['matches'] != 1 else ''}, {_source(row)}"
         for name, row in data["patterns"].items()
@@ -284,7 +297,7 @@ def _compared(row: Mapping[str, Any], step: float) -> str:
 
 
 def _rejected(group: Mapping[str, Any]) -> str:
-    return _wrap(f"{spell_candidate(group['candidate'])}: {group['reason']}", f"  {group['count']:>4} x  ")
+    return _wrap(f"{group['how_many']}, nearest {spell_candidate(group['candidate'])}: {group['reason']}", "  ")
 
 
 def _wrap(text: str, first: str = "") -> str:

@@ -3,16 +3,19 @@
 from paddle_rbt_plugin.search.analysis import Analysis, analyse
 from paddle_rbt_plugin.search.levels import run_level
 from paddle_rbt_plugin.search.o1 import Search, search_o1
+from paddle_rbt_plugin.search.progress import Progress, Watcher
 from paddle_rbt_plugin.search.result import Evaluated, SearchResult
 from paddle_rbt_plugin.search.space import Rejected, SearchSpace, candidate_dict, candidates
 
 __all__ = [
     "Analysis",
     "Evaluated",
+    "Progress",
     "Rejected",
     "Search",
     "SearchResult",
     "SearchSpace",
+    "Watcher",
     "analyse",
     "candidate_dict",
     "candidates",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.search.bounds import Bound
 from paddle_rbt_plugin.search.result import Evaluated, Misses
-from paddle_rbt_plugin.search.space import Degrees
+from paddle_rbt_plugin.search.space import Degrees, candidate_dict
 
 if TYPE_CHECKING:
     from paddle_rbt_plugin.search.o1 import Bounded, Search
@@ -33,12 +33,13 @@ def ask_all(
     asked = [candidate for _, _, candidate in sorted(nearest, key=lambda b: b[:2])]
     fits: list[Evaluated] = []
     for done, candidate in enumerate(asked):
-        search.progress(done, len(asked))
+        search.progress(done, len(asked), candidate_dict(candidate))
         if fits and search.deadline.passed(f"the cost model was not asked about {len(asked) - done} candidates"):
             break
         evaluated = search.evaluate(candidate)
         if evaluated.estimate.fits:
             fits.append(evaluated)
+            search.progress.found(evaluated.estimate.step_time_s, candidate_dict(candidate), is_estimated=True)
         else:
             misses.add(_degrees(candidate), candidate, _bound(evaluated))
     ranked = sorted(fits, key=lambda e: e.rank)

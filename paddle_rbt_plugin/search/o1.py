@@ -26,8 +26,9 @@ from paddle_rbt_plugin.errors import NoFeasiblePlan
 from paddle_rbt_plugin.search.analysis import Analysis
 from paddle_rbt_plugin.search.bounds import Bound, Bounds
 from paddle_rbt_plugin.search.judged import ask_all
-from paddle_rbt_plugin.search.result import Evaluated, Misses, Progress, SearchResult, explain_failure, order_of
-from paddle_rbt_plugin.search.space import Degrees, Rejected, SearchSpace, variants, ways
+from paddle_rbt_plugin.search.progress import Reporter, Watcher
+from paddle_rbt_plugin.search.result import Evaluated, Misses, SearchResult, explain_failure, order_of
+from paddle_rbt_plugin.search.space import Degrees, Rejected, SearchSpace, candidate_dict, variants, ways
 
 KEPT = 20
 """How many of the best candidates are estimated exactly and shown."""
@@ -63,7 +64,7 @@ class Search:
         training: Training,
         space: SearchSpace,
         memory_reserve: float = 0.1,
-        progress: Progress | None = None,
+        progress: Watcher | None = None,
         time_limit: float | None = None,
         judge: Judge | None = None,
     ):
@@ -74,7 +75,7 @@ class Search:
         self.memory_reserve = memory_reserve
         self.judge = judge
         """The cost model that ranks the candidates; None for the analytic model itself."""
-        self.progress = progress or (lambda done, total: None)
+        self.progress = Reporter(progress)
         self.deadline = Deadline(time_limit)
         self.shared = SharedCosts(cluster, training)
         self.bounds = Bounds(self.shared, memory_reserve)
@@ -82,8 +83,9 @@ class Search:
     def on(self, cluster: Cluster) -> Search:
         """The same search on another cluster, under the same deadline."""
         judge = None if self.judge is None else self.judge.on(cluster)
-        other = Search(self.analysis, cluster, self.training, self.space, self.memory_reserve, self.progress, judge=judge)
+        other = Search(self.analysis, cluster, self.training, self.space, self.memory_reserve, judge=judge)
         other.deadline = self.deadline
+        other.progress = self.progress
         other.shared = self.shared.on(cluster)
         other.bounds = Bounds(other.shared, self.memory_reserve)
         return other
@@ -132,7 +134,7 @@ def search_o1(
     training: Training,
     space: SearchSpace,
     memory_reserve: float = 0.1,
-    progress: Progress | None = None,
+    progress: Watcher | None = None,
     time_limit: float | None = None,
 ) -> SearchResult:
     """Finds the best candidate. Raises NoFeasiblePlan, which names the binding resource and the nearest candidate."""
@@ -146,7 +148,7 @@ def run_o1(search: Search) -> SearchResult:
     fitting: dict[Degrees, list[Bounded]] = {}
     considered = 0
     for done, degrees in enumerate(found):
-        search.progress(done, len(found))
+        search.progress(done, len(found), degrees.to_dict())
         if fitting and search.deadline.passed(f"{len(found) - done} of {len(found)} ways to use the devices are not tried"):
             break
         fits, count, reasons = _bound(search, degrees, misses)
@@ -154,6 +156,9 @@ def run_o1(search: Search) -> SearchResult:
         rejected += reasons
         if fits:
             fitting[degrees] = fits
+            if search.bounded:
+                least, _, candidate = min(fits)
+                search.progress.found(least, candidate_dict(candidate), is_estimated=False)
     asked = ""
     if search.bounded:
         best = _best_by_bounds(search, fitting)
@@ -225,6 +230,7 @@ def _best_first(search: Search, bounded: Sequence[Bounded], count: int) -> dict[
         done[candidate] = search.evaluate(candidate)
         if done[candidate].estimate.fits:
             times.append(done[candidate].estimate.step_time_s)
+            search.progress.found(times[-1], candidate_dict(candidate), is_estimated=True)
     return {c: e for c, e in done.items() if e.estimate.fits}
 
 

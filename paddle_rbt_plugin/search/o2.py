@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,10 @@ from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
 from paddle_rbt_plugin.search.o1 import Search, run_o1
 from paddle_rbt_plugin.search.result import Evaluated, SearchResult
 from paddle_rbt_plugin.search.runs import Option, StageRuns, Way, option_of
-from paddle_rbt_plugin.search.space import variants, ways
+from paddle_rbt_plugin.search.space import candidate_dict, variants, ways
+
+_BY_LAYER = frozenset({"dp", "mp", "micro_batch", "recompute"})
+"""What a strategy of a layer says."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,11 @@ class Setting:
     candidate: Candidate
     options: tuple[Option, ...]
 
+    @property
+    def common(self) -> dict[str, Any]:
+        """What all layers have in common, as a candidate says it."""
+        return {key: value for key, value in candidate_dict(self.candidate).items() if key not in _BY_LAYER}
+
 
 def run_o2(search: Search) -> SearchResult:
     """Level o2 of a search. Raises NoFeasiblePlan where no candidate with one strategy for all layers fits."""
@@ -59,7 +68,7 @@ def refine(search: Search, result: SearchResult) -> SearchResult:
     best, found = result.best, list(result.feasible)
     settings = sorted(((_least(search, s), i, s) for i, s in enumerate(_settings(search))), key=lambda entry: entry[:2])
     for done, (least, _, setting) in enumerate(settings):
-        search.progress(done, len(settings))
+        search.progress(done, len(settings), setting.common)
         below = best.estimate.step_time_s if search.bounded else min(e.analytic_s for e in found)
         if least >= below:
             break
@@ -71,6 +80,7 @@ def refine(search: Search, result: SearchResult) -> SearchResult:
         evaluated = _evaluate(search, setting, cut)
         if evaluated.estimate.fits:
             found.append(evaluated)
+            search.progress.found(evaluated.estimate.step_time_s, candidate_dict(evaluated.candidate), is_estimated=True)
             best = min(best, evaluated, key=lambda e: e.rank)
     search.progress(len(settings), len(settings))
     notes = tuple(dict.fromkeys(filter(None, (search.deadline.stopped, *result.notes))))

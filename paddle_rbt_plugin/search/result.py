@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,6 @@ from paddle_rbt_plugin.cost.estimate import Estimate
 from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
 from paddle_rbt_plugin.search.bounds import Bound
 from paddle_rbt_plugin.search.space import Degrees, Rejected, candidate_dict
-
-Progress = Callable[[int, int], None]
-"""Called with the number of ways to use the devices that are done, and their total."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +74,12 @@ class Misses:
         """One rejection per factorisation, for all of its candidates that do not fit."""
         found = []
         for degrees, (candidate, bound) in self._nearest.items():
-            count = self._counts[degrees]
-            among = f" (nearest of {count} that do not fit)" if count > 1 else ""
             reason = (
                 f"needs {bound.peak_memory_bytes / 2**30:.1f} GiB, {bound.missing_bytes / 2**30:.1f} GiB more than the "
-                f"{bound.memory_limit_bytes / 2**30:.1f} GiB that {bound.device} has less its reserve{among}"
+                f"{bound.memory_limit_bytes / 2**30:.1f} GiB that {bound.device} has less its reserve"
             )
-            found.append(Rejected(candidate_dict(candidate), reason, math.ceil(bound.missing_bytes)))
+            missing = math.ceil(bound.missing_bytes)
+            found.append(Rejected(candidate_dict(candidate), reason, missing, self._counts[degrees]))
         return found
 
 

@@ -24,10 +24,10 @@ from typing import Any
 
 from paddle_rbt_plugin.cluster import Cluster, factorisations
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
-from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.errors import NoFeasiblePlan, TunerError
 from paddle_rbt_plugin.search.analysis import Analysis
 
-_INTEGERS = ("pp", "dp", "mp", "micro_batch", "accumulate_steps", "sharding_stage", "vpp")
+_DEGREES = ("pp", "dp", "mp")
 _CHOICES = {
     "recompute": ("none", "selective", "full"),
     "schedule": ("FThenB", "1F1B", "VPP"),
@@ -43,11 +43,15 @@ _DEFAULT = {"schedule": ("1F1B", "VPP"), "order": ("dp_mp",)}
 
 @dataclass(frozen=True)
 class Rejected:
-    """A part of the space that cannot run, and why. ``missing_bytes`` is set where memory is what it lacks."""
+    """A way to use the devices that the space, the model or the cluster rules out, and why; or those of its candidates that
+    do not fit the memory, named by the nearest of them."""
 
     candidate: dict[str, Any]
     reason: str
     missing_bytes: int = 0
+    """What the nearest lacks; 0 where it is not memory."""
+    count: int = 0
+    """How many candidates do not fit; 0 for a whole way."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +120,11 @@ class SearchSpace:
         allowed = getattr(self, key)
         if allowed is None or value in allowed:
             return ""
-        source = self.reasons.get(key, "search_space")
-        return f"{source} allows {key} {', '.join(map(str, allowed))} only"
+        return f"{self.source(key)} allows {key} {', '.join(map(str, allowed))} only"
+
+    def source(self, key: str) -> str:
+        """Who says what a dimension may be."""
+        return self.reasons.get(key, "search_space")
 
 
 def _value(key: str, value: Any) -> Any:
@@ -149,7 +156,10 @@ class Degrees:
 
 
 def ways(analysis: Analysis, cluster: Cluster, training: Training, space: SearchSpace) -> tuple[list[Degrees], list[Rejected]]:
-    """Every factorisation of the devices that may run, and every other one with the reason."""
+    """Every factorisation of the devices that may run, and every other one with the reason.
+
+    Raises NoFeasiblePlan where the degrees that the search space allows do not use the devices exactly."""
+    _check_degrees(space, cluster)
     found: list[Degrees] = []
     rejected: list[Rejected] = []
     for pp, dp, mp in factorisations(cluster.device_count):
@@ -162,6 +172,27 @@ def ways(analysis: Analysis, cluster: Cluster, training: Training, space: Search
         else:
             found.append(degrees)
     return found, rejected
+
+
+def _check_degrees(space: SearchSpace, cluster: Cluster) -> None:
+    devices = cluster.device_count
+    ways = [dict(zip(_DEGREES, degrees, strict=True)) for degrees in factorisations(devices)]
+    for key in _DEGREES:
+        allowed = getattr(space, key)
+        if allowed is not None and not any(devices % n == 0 for n in allowed):
+            legal = ", ".join(map(str, sorted({degrees[key] for degrees in ways})))
+            asked = f"{key} {_spell(allowed)} of {space.source(key)} {'does' if len(allowed) == 1 else 'do'}"
+            raise NoFeasiblePlan(f"{asked} not divide the {devices} devices of {cluster}; {key} can be {legal}")
+    if not any(all(not space.forbids(key, n) for key, n in degrees.items()) for degrees in ways):
+        fixed = {key: getattr(space, key) for key in _DEGREES if getattr(space, key) is not None}
+        asked = " x ".join(f"{key} {_spell(allowed)}" for key, allowed in fixed.items())
+        sources = " and ".join(dict.fromkeys(map(space.source, fixed)))
+        exactly = "is" if len(fixed) == len(_DEGREES) else "divides"
+        raise NoFeasiblePlan(f"no product {asked} of {sources} {exactly} the {devices} devices of {cluster}")
+
+
+def _spell(values: Sequence[int]) -> str:
+    return str(values[0]) if len(values) == 1 else f"({', '.join(map(str, values))})"
 
 
 def candidates(
