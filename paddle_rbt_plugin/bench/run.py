@@ -7,7 +7,7 @@ source states; what that leaves open (a micro batch, say) is chosen in its favou
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from paddle_rbt_plugin.bench.case import Case
@@ -19,13 +19,14 @@ from paddle_rbt_plugin.errors import NoFeasiblePlan
 from paddle_rbt_plugin.plan.explain import decision
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import parse_cluster
+from paddle_rbt_plugin.search import Watcher
 from paddle_rbt_plugin.tuner import tune_graph
 
 
 class Bench:
     """A case with its model traced. Raises TunerError where the case names something that does not exist."""
 
-    def __init__(self, case: Case, progress: Callable[[int, int], None] | None = None):
+    def __init__(self, case: Case, progress: Watcher | None = None):
         started = time.perf_counter()
         self.case = case
         self.cluster = parse_cluster(case.cluster)

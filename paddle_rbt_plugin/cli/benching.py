@@ -24,6 +24,7 @@ from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.plan.explain import spell_bytes, spell_candidate, spell_seconds
 from paddle_rbt_plugin.plan.files import write_whole
 from paddle_rbt_plugin.plugins import parse_cluster
+from paddle_rbt_plugin.search import Watcher
 
 _STEPS = 100
 """Progress counts a case as so many steps."""
@@ -82,9 +83,9 @@ def _run(cases: Sequence[Case], reference: bool, limit: float, report: Report) -
         return [_with_reference(result, bench, tuner) for result, bench in zip(results, benches, strict=True)]
 
 
-def _part(report: Report, i: int, count: int) -> Report:
+def _part(report: Report, i: int, count: int) -> Watcher:
     """The progress of one case as that of all."""
-    return lambda done, total: report(_STEPS * i + _STEPS * done // total, _STEPS * count)
+    return lambda p: report(_STEPS * i + _STEPS * p.done // max(1, p.total), _STEPS * count)
 
 
 def _with_reference(result: Result, bench: Bench, tuner: ReferenceTuner) -> Result:
