@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from paddle_rbt_plugin.cluster import parse_cluster
 from paddle_rbt_plugin.cost import DEFAULT
-from paddle_rbt_plugin.cost.communication import collective_seconds, group_network
+from paddle_rbt_plugin.cost.communication import collective_seconds, group_network, split_network
 
 KINDS = st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
 BYTES = st.floats(1.0, 1e10)
@@ -60,3 +60,14 @@ def test_a_group_across_machines_is_bound_by_its_share_of_the_network_cards() ->
 def test_a_send_between_machines_is_slower_than_within_one() -> None:
     inside, between = (collective_seconds("p2p", 1e8, group_network(CLUSTER, pair), DEFAULT) for pair in ((0, 1), (0, 8)))
     assert between > inside
+
+
+@pytest.mark.parametrize(("mp", "size"), [(1, 2), (1, 4), (1, 8), (1, 16), (2, 2), (2, 4), (2, 8), (4, 2), (4, 4)])
+def test_a_split_group_has_the_networks_of_its_parts_and_of_counterparts(mp: int, size: int) -> None:
+    ranks = tuple(range(0, 32, mp))
+    inside, across = split_network(group_network(CLUSTER, ranks), size)
+    for found, group in ((inside, ranks[:size]), (across, ranks[::size])):
+        expected = group_network(CLUSTER, group)
+        assert (found.ranks, found.machines) == (expected.ranks, expected.machines)
+        if found.machines > 1:
+            assert found.inter_bandwidth == pytest.approx(expected.inter_bandwidth)

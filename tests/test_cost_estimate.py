@@ -94,6 +94,18 @@ def test_zero_saves_memory_with_every_stage() -> None:
     assert len(set(peaks)) == 4
 
 
+def test_splitting_states_over_a_part_of_the_replicas_sends_less_between_machines_and_keeps_more() -> None:
+    whole, part = (
+        estimated(
+            candidate(dp=16, sharding_stage=3, sharding_degree=d, accumulate_steps=8), cluster=parse_cluster("4x4:A100-80G")
+        )
+        for d in ("whole", 4)
+    )
+    assert part.time["dp_communication"] < whole.time["dp_communication"]
+    assert part.time["optimizer"] == pytest.approx(4 * whole.time["optimizer"])
+    assert part.memory["optimizer_states"] == pytest.approx(4 * whole.memory["optimizer_states"])
+
+
 def test_a_pipeline_is_more_than_one_micro_batch_and_its_bubble_shrinks_with_more_of_them() -> None:
     shares = [
         estimated(candidate(pp=4, accumulate_steps=m)).time["bubble"]

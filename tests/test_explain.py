@@ -134,6 +134,7 @@ def test_a_misspelt_tensor_is_answered_with_the_nearest():
         ({}, ""),
         ({"micro_batch": 4, "recompute": "full"}, ", micro batch 4, full recomputation"),
         ({"schedule": "VPP", "vpp": 2}, ", VPP of 2 chunks"),
+        ({"sharding_stage": 3, "sharding_degree": 8}, ", sharding stage 3 over 8 replicas"),
         ({"sharding_stage": 2, "sequence_parallel": True}, ", sharding stage 2, sequence parallel"),
         ({"axes": ["mp", "dp"]}, ", mp outside dp"),
     ],

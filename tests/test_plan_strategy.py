@@ -55,6 +55,12 @@ def test_half_precision_recomputation_and_sharding_are_set(precision, dtype) -> 
     assert (strategy.sharding.enable, strategy.sharding.stage, strategy.sharding.degree) == (True, 2, 8)
 
 
+def test_states_split_over_a_part_of_the_replicas_are_set_and_said_not_to_be_applied() -> None:
+    plan = planned(pp=1, dp=8, mp=1, sharding_stage=3, sharding_degree=4)
+    assert plan.to_strategy().sharding.degree == 4
+    assert any(note.startswith("recommended, not applied: states split over 4 of 8 replicas") for note in plan.notes)
+
+
 @pytest.mark.parametrize(
     ("space", "words"),
     [

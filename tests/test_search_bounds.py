@@ -54,7 +54,7 @@ def test_memory_never_shrinks_with_the_micro_batch() -> None:
     for candidate in found:  # by growing micro batch
         bound = search.bounds.of(search.completion(candidate), candidate)
         kind = (
-            candidate.pp, candidate.dp, candidate.mp, candidate.recompute, candidate.sharding_stage,
+            candidate.pp, candidate.dp, candidate.mp, candidate.recompute, candidate.sharding_stage, candidate.sharding_degree,
             candidate.sequence_parallel, candidate.schedule, candidate.vpp,
         )  # fmt: skip
         assert bound.peak_memory_bytes >= needs.get(kind, 0.0) * (1 - 1e-9), candidate

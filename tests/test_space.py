@@ -48,6 +48,9 @@ def test_left_alone_everything_that_can_win_is_searched() -> None:
     assert {c.recompute for c in found} == {"none", "selective", "full"}
     assert {c.sharding_stage for c in found} == {0, 1, 2, 3}
     assert {c.sequence_parallel for c in found} == {False, True}
+    assert {(c.sharding_stage, c.sharding_degree) for c in found if (c.dp, c.mp) == (8, 1)} == {
+        (0, "whole"), (1, "whole"), (2, "whole"), (2, 4), (3, "whole"), (3, 4)
+    }  # fmt: skip
     assert {c.schedule for c in found} == {"1F1B", "VPP"}
     assert {c.vpp for c in found} >= {1, 2, 4}
     assert {c.axes for c in found} == {("dp", "mp")}
@@ -64,7 +67,8 @@ def test_auto_means_all_values() -> None:
     ("key", "value"),
     [
         ("pp", 2), ("dp", 4), ("mp", 2), ("micro_batch", 3), ("accumulate_steps", 6), ("recompute", "selective"),
-        ("sharding_stage", 1), ("sequence_parallel", True), ("schedule", "FThenB"), ("vpp", 2), ("order", "mp_dp"),
+        ("sharding_stage", 1), ("sharding_degree", 2), ("sequence_parallel", True), ("schedule", "FThenB"), ("vpp", 2),
+        ("order", "mp_dp"),
     ],
 )  # fmt: skip
 def test_a_fixed_dimension_takes_no_other_value(key, value) -> None:
@@ -77,6 +81,8 @@ def test_a_fixed_dimension_takes_no_other_value(key, value) -> None:
             assert getattr(c, key) == value or c.pp == 1
         elif key == "sharding_stage":
             assert c.sharding_stage == value
+        elif key == "sharding_degree":
+            assert c.shards(c.dp) == value or not c.sharding_stage
         else:
             assert getattr(c, key) == value
 
@@ -93,6 +99,8 @@ def test_values_that_no_dimension_takes_are_refused_with_the_right_ones() -> Non
         SearchSpace.parse({"micro_batches": 2})
     with pytest.raises(TunerError, match="choose from none, selective, full"):
         SearchSpace.parse({"recompute": "some"})
+    with pytest.raises(TunerError, match="at least 2, or 'whole'"):
+        SearchSpace.parse({"sharding_degree": 1})
     with pytest.raises(TunerError, match="0, 1, 2 or 3"):
         SearchSpace.parse({"sharding_stage": 4})
 

@@ -34,6 +34,7 @@ from paddle_rbt_plugin.tuner import tune_graph
 _CHOICES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "recompute": lambda c: "" if c["recompute"] == "none" else c["recompute"],
     "ZeRO stage": lambda c: str(c["sharding_stage"] or ""),
+    "over": lambda c: str(c["sharding_degree"]) if c["sharding_degree"] != "whole" else "",
     "sequence parallel": lambda c: "yes" if c["sequence_parallel"] else "",
     "mesh": lambda c: "mp, dp" if list(c["axes"]) == ["mp", "dp"] else "",
     "schedule": lambda c: f"VPP {c['vpp']}" if c["schedule"] == "VPP" else "" if c["schedule"] == "1F1B" else c["schedule"],

@@ -53,3 +53,12 @@ class Candidate:
     schedule: Schedule = "1F1B"
     vpp: int = 1
     """Model chunks per stage of the interleaved schedule."""
+    sharding_degree: int | Literal["whole"] = "whole"
+    """Ranks that ZeRO splits states over: the ``whole`` data-parallel group, or parts of it of so many neighbours, each with a
+    copy of the states (hybrid sharding, arXiv 2304.11277, section 3.2.2)."""
+
+    def shards(self, dp: int) -> int:
+        """Over how many of ``dp`` replicas the states are split."""
+        if not self.sharding_stage:
+            return 1
+        return dp if self.sharding_degree == "whole" else self.sharding_degree

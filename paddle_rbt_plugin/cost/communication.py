@@ -14,7 +14,7 @@ that its ranks are of the machine's devices (``GroupLink.bandwidth``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2
 
 from paddle_rbt_plugin.cluster import Cluster
@@ -54,6 +54,17 @@ def group_network(cluster: Cluster, ranks: tuple[int, ...]) -> GroupNetwork:
         link.link.latency,
         cluster.device_of(ranks[0]).memory_bandwidth,
     )
+
+
+def split_network(net: GroupNetwork, size: int) -> tuple[GroupNetwork, GroupNetwork]:
+    """The networks of a part of ``size`` neighbours of a group, and of the ranks that hold the same place in all parts.
+
+    The latter communicate all at once, so each of them has its part of the group's network cards."""
+    here = net.ranks_per_machine
+    inside = replace(net, ranks=size, machines=ceil(size / here))
+    at_once = min(size, here)
+    machines = min(net.machines, net.ranks // size) if size >= here else net.machines
+    return inside, replace(net, ranks=net.ranks // size, machines=machines, inter_bandwidth=net.inter_bandwidth / at_once)
 
 
 def collective_seconds(kind: CollectiveKind, nbytes: float, net: GroupNetwork, c: Constants) -> float:

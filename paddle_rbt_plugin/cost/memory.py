@@ -33,6 +33,7 @@ def state_bytes(parameters: float, candidate: Candidate, training: Training, sha
     """States for ``parameters`` elements on one device; ``shards`` is the size of the data-parallel group."""
     half = training.precision != "fp32"
     stage = candidate.sharding_stage
+    shards = candidate.shards(shards)
 
     def split(nbytes: float, from_stage: int) -> float:
         return nbytes / shards if stage >= from_stage else nbytes

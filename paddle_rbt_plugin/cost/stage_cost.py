@@ -202,7 +202,7 @@ class StageCosting:
 
     def _update_seconds(self, part: _Part, first: int) -> float:
         _, machine = self.shared.machine(part.mesh, first)
-        shards = part.mesh.degree("dp") if self.candidate.sharding_stage else 1
+        shards = self.candidate.shards(part.mesh.degree("dp"))
         return update_seconds(part.parameters / shards, self.training, machine.device, self.c)
 
     def _memory(self, stage: Stage, segments: list[SegmentCost], parts: Sequence[_Part]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from math import ceil
 
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
-from paddle_rbt_plugin.cost.communication import GroupNetwork, collective_seconds
+from paddle_rbt_plugin.cost.communication import GroupNetwork, collective_seconds, split_network
 from paddle_rbt_plugin.cost.compute import ComputeDevice
 from paddle_rbt_plugin.cost.constants import Constants
 from paddle_rbt_plugin.cost.memory import OPTIMIZER_STATES, gradient_itemsize
@@ -40,17 +40,22 @@ def gradient_sync_seconds(nbytes: float, candidate: Candidate, net: GroupNetwork
     """Time to bring gradients of ``nbytes`` to the ranks that update them, and parameters to those that use them under ZeRO.
 
     Per step; stages 2 and 3 do not keep whole gradients and reduce them in every micro batch, stage 3 gathers parameters
-    twice in each."""
+    twice in each. Where states are split over a part of the group only, all this stays inside the part, and once per step each
+    rank reduces its split of the gradients with its counterparts in the other parts."""
     if net.ranks == 1 or not nbytes:
         return 0.0
     buckets = max(1, ceil(nbytes / c.bucket_bytes))
     size = nbytes / buckets
     if candidate.sharding_stage == 0:
         return buckets * collective_seconds("all_reduce", size, net, c)
+    shards, across = candidate.shards(net.ranks), 0.0
+    if shards < net.ranks:
+        net, others = split_network(net, shards)
+        across = buckets * collective_seconds("all_reduce", size / shards, others, c)
     reduce = buckets * collective_seconds("reduce_scatter", size, net, c)
     gather = buckets * collective_seconds("all_gather", size, net, c)
     repeats = candidate.accumulate_steps if candidate.sharding_stage >= 2 else 1
-    return reduce * repeats + gather * (2 * repeats if candidate.sharding_stage == 3 else 1)
+    return reduce * repeats + gather * (2 * repeats if candidate.sharding_stage == 3 else 1) + across
 
 
 def exposed_seconds(seconds: float, nbytes: float, backward: float, c: Constants) -> float:

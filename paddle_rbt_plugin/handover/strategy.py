@@ -106,7 +106,7 @@ def as_the_program_runs(
         *executed,
         Constraint("strategy.gradient_merge", {"accumulate_steps": (steps,)}),
         Constraint("strategy.recompute", {"recompute": (recompute,)}),
-        Constraint("strategy.sharding", {"sharding_stage": (sharding,)}),
+        Constraint("strategy.sharding", {"sharding_stage": (sharding,), "sharding_degree": ("whole",)}),
     ]
 
 
@@ -132,7 +132,7 @@ def to_strategy(plan: Plan) -> Any:
     if plan.sharding_stage:
         strategy.sharding.enable = True
         strategy.sharding.stage = plan.sharding_stage
-        strategy.sharding.degree = plan.degrees["dp"]
+        strategy.sharding.degree = plan.degrees["dp"] if plan.sharding_degree == "whole" else plan.sharding_degree
     if plan.precision != "fp32":
         strategy.amp.enable = True
         strategy.amp.dtype = {"fp16": "float16", "bf16": "bfloat16"}[plan.precision]

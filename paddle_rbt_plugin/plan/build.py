@@ -34,6 +34,7 @@ def make_plan(
         accumulate_steps=best.accumulate_steps,
         recompute=best.recompute,
         sharding_stage=best.sharding_stage,
+        sharding_degree=best.sharding_degree,
         sequence_parallel=best.sequence_parallel,
         schedule=best.schedule,
         vpp=best.vpp,
@@ -104,6 +105,11 @@ def not_applied(result: SearchResult) -> tuple[str, ...]:
     best, notes = result.best.candidate, []
     if best.sequence_parallel:
         notes.append("sequence parallelism: build the model with it (PIR programs are annotated without sequence dimension)")
+    if best.sharding_degree != "whole":
+        notes.append(
+            f"states split over {best.sharding_degree} of {best.dp} replicas: Paddle splits them over a whole mesh axis; "
+            "search_space={'sharding_degree': 'whole'} plans that"
+        )
     if best.schedule == "VPP":
         notes.append(
             f"interleaving {best.vpp} chunks per stage: Paddle assigns chunks by the names of Layers, set "

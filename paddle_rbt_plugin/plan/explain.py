@@ -122,6 +122,7 @@ def decision(plan: Plan) -> dict[str, Any]:
         "accumulate_steps": plan.accumulate_steps,
         "recompute": plan.recompute,
         "sharding_stage": plan.sharding_stage,
+        "sharding_degree": plan.sharding_degree,
         "sequence_parallel": plan.sequence_parallel,
         "schedule": plan.schedule,
         "vpp": plan.vpp,
@@ -184,7 +185,8 @@ def spell_candidate(candidate: Mapping[str, Any]) -> str:
     if candidate.get("recompute", "none") != "none":
         parts.append(f"{candidate['recompute']} recomputation")
     if candidate.get("sharding_stage"):
-        parts.append(f"sharding stage {candidate['sharding_stage']}")
+        over = candidate.get("sharding_degree", "whole")
+        parts.append(f"sharding stage {candidate['sharding_stage']}" + (f" over {over} replicas" if over != "whole" else ""))
     if candidate.get("sequence_parallel"):
         parts.append("sequence parallel")
     if candidate.get("schedule", "1F1B") != "1F1B":

@@ -119,6 +119,8 @@ class Plan:
     """Where the command line had the program from (``reference``, ``seq``), so that it can make it again; else empty."""
     cost_model: Mapping[str, str] = field(default_factory=dict)
     """What predicted ``estimate`` and ranked the candidates: ``name``, ``distribution``, ``version``; empty in older plans."""
+    sharding_degree: int | str = "whole"
+    """Replicas that ZeRO splits states over: the ``whole`` data-parallel group, or a part of neighbours that divides it."""
     schema: int = field(default=SCHEMA)
 
     def placements(self, name: str) -> TensorPlacement:

@@ -244,7 +244,7 @@ class Bounds:
             sync = gradient_sync_seconds(nbytes, candidate, net, c)
             beside = float(stages.backward[s])
             seconds += exposed_seconds(sync, nbytes, beside, c) if training.overlap_gradients else sync
-        shards = completion.mesh.degree("dp") if candidate.sharding_stage else 1
+        shards = candidate.shards(completion.mesh.degree("dp"))
         return seconds + update_seconds(float(stages.parameters[s]) / shards, training, machine.device, c)
 
 

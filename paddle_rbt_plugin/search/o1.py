@@ -182,7 +182,7 @@ def _bound(search: Search, degrees: Degrees, misses: Misses) -> tuple[list[Bound
     lost: dict[tuple[str, ...], str] = {}
     too_large: set[tuple[object, ...]] = set()
     count = 0
-    for candidate in variants(search.analysis, search.training, search.space, degrees):
+    for candidate in variants(search.analysis, search.cluster, search.training, search.space, degrees):
         count += 1
         if candidate.axes not in lost:
             completions[candidate.axes] = search.completion(candidate)
@@ -204,7 +204,7 @@ def _bound(search: Search, degrees: Degrees, misses: Misses) -> tuple[list[Bound
 
 
 def _without_micro_batch(c: Candidate) -> tuple[object, ...]:
-    return c.axes, c.recompute, c.sharding_stage, c.sequence_parallel, c.schedule, c.vpp
+    return c.axes, c.recompute, c.sharding_stage, c.sharding_degree, c.sequence_parallel, c.schedule, c.vpp
 
 
 def _best_by_bounds(search: Search, fitting: Mapping[Degrees, Sequence[Bounded]]) -> dict[Candidate, Evaluated]:

@@ -94,9 +94,10 @@ def _settings(search: Search) -> Iterator[Setting]:
     found, _ = ways(search.analysis, search.cluster, search.training, search.space)
     members: dict[tuple[object, ...], list[Candidate]] = {}
     for degrees in found:
-        for c in variants(search.analysis, search.training, search.space, degrees):
+        for c in variants(search.analysis, search.cluster, search.training, search.space, degrees):
             if c.vpp == 1 and c.schedule != "VPP":
-                common = (c.pp, c.dp * c.micro_batch, c.axes, c.sequence_parallel, c.schedule, c.sharding_stage)
+                zero = (c.sharding_stage, c.sharding_degree)
+                common = (c.pp, c.dp * c.micro_batch, c.axes, c.sequence_parallel, c.schedule, *zero)
                 mesh = (c.dp, c.mp) if search.space.forbids("layer_meshes", "any") else ()
                 members.setdefault((*common, *mesh), []).append(c)
     lost: dict[tuple[object, ...], str] = {}

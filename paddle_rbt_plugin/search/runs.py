@@ -126,7 +126,7 @@ class StageRuns:
         if training.mode != "train":
             return np.zeros(len(added))
         _, machine = shared.machine(option.strategy.completion.mesh, self.first)
-        shards = option.dp if candidate.sharding_stage else 1
+        shards = candidate.shards(option.dp)
         closing = params * (update_seconds(1.0, training, machine.device, c) / shards)
         for axis, column in (("dp", REDUCED_DP), ("mp", REDUCED_MP)):
             numel, net = float(added[:, column].sum()), machine.networks.get(axis)

@@ -1,6 +1,6 @@
 """The space of candidates: every way to use the devices, less what the user, the model or the cluster rules out.
 
-    { (pp, dp, mp, micro batch, recompute, ZeRO stage, sequence parallelism, schedule, vpp, order of axes) :
+    { (pp, dp, mp, micro batch, recompute, ZeRO stage and degree, sequence parallelism, schedule, vpp, order of axes) :
           pp dp mp = devices,  micro batch * accumulate steps * dp = global batch }
 
 Each (pp, dp, mp) whose product is the number of devices appears either in a candidate or in a rejection with its reason
@@ -10,6 +10,8 @@ all of its values. Left alone, all values of a dimension are searched, except wh
 - FThenB runs the passes of 1F1B in another order: with equal stages it takes the same time, and keeps all micro batches.
 - Axes run dp outside, mp inside. Tensor parallelism communicates several times per layer and micro batch and nothing
   hides it; data parallelism once per step. Only where mp alone is larger than a machine does it leave the machine.
+- States are split over the whole data-parallel group, and at ZeRO stages 2 and 3 also over the part of it that shares a machine
+  (``sharding_degree``). Stage 1 sends as many bytes between machines either way, so that a part only costs memory.
 - Micro batches of more than 32 samples per rank (``MAX_MICRO_BATCH``): products have reached the device's peak long before.
 - An interleaved schedule cuts evenly (pp * vpp divides the layers) and takes groups of pp micro batches, as Paddle's does.
 """
@@ -20,7 +22,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 from paddle_rbt_plugin.cluster import Cluster, factorisations
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
@@ -66,6 +68,7 @@ class SearchSpace:
     accumulate_steps: tuple[int, ...] | None = None
     recompute: tuple[str, ...] | None = None
     sharding_stage: tuple[int, ...] | None = None
+    sharding_degree: tuple[int | str, ...] | None = None
     sequence_parallel: tuple[bool, ...] | None = None
     schedule: tuple[str, ...] | None = None
     vpp: tuple[int, ...] | None = None
@@ -132,13 +135,16 @@ def _value(key: str, value: Any) -> Any:
         if value not in _CHOICES[key]:
             raise TunerError(f"search_space: {key} cannot be {value!r}; choose from {', '.join(_CHOICES[key])}")
         return value
+    if key == "sharding_degree" and value == "whole":
+        return value
     if key == "sequence_parallel":
         if value not in (0, 1, True, False):
             raise TunerError(f"search_space: sequence_parallel is true or false, not {value!r}")
         return bool(value)
-    least, most = (0, 3) if key == "sharding_stage" else (1, None)
+    least, most = {"sharding_stage": (0, 3), "sharding_degree": (2, None)}.get(key, (1, None))
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
-        right = "0, 1, 2 or 3" if most else "a whole number of at least 1"
+        right = "0, 1, 2 or 3" if most else f"a whole number of at least {least}"
+        right += ", or 'whole'" if key == "sharding_degree" else ""
         raise TunerError(f"search_space: {key} must be {right}, not {value!r}")
     return value
 
@@ -165,7 +171,7 @@ def ways(analysis: Analysis, cluster: Cluster, training: Training, space: Search
     for pp, dp, mp in factorisations(cluster.device_count):
         degrees = Degrees(pp, dp, mp)
         reason = _rules_out(analysis, training, space, degrees.to_dict())
-        if not reason and next(variants(analysis, training, space, degrees), None) is None:
+        if not reason and next(variants(analysis, cluster, training, space, degrees), None) is None:
             reason = f"no micro batch of the {training.global_batch // dp} samples per replica fits the search space"
         if reason:
             rejected.append(Rejected(degrees.to_dict(), reason))
@@ -200,7 +206,7 @@ def candidates(
 ) -> tuple[list[Candidate], list[Rejected]]:
     """Every candidate of the space, and every factorisation that is none, with the reason."""
     found, rejected = ways(analysis, cluster, training, space)
-    return [c for degrees in found for c in variants(analysis, training, space, degrees)], rejected
+    return [c for degrees in found for c in variants(analysis, cluster, training, space, degrees)], rejected
 
 
 def _rules_out(analysis: Analysis, training: Training, space: SearchSpace, degrees: Mapping[str, int]) -> str:
@@ -220,24 +226,51 @@ def _rules_out(analysis: Analysis, training: Training, space: SearchSpace, degre
     return analysis.indivisible({axis: n for axis, n in degrees.items() if axis != "pp"})
 
 
-def variants(analysis: Analysis, training: Training, space: SearchSpace, degrees: Degrees) -> Iterator[Candidate]:
+def variants(
+    analysis: Analysis, cluster: Cluster, training: Training, space: SearchSpace, degrees: Degrees
+) -> Iterator[Candidate]:
     """The candidates of one factorisation, by growing micro batch."""
     pp, dp, mp = degrees.pp, degrees.dp, degrees.mp
     train = training.mode == "train"
     per_replica = training.global_batch // dp
     orders = _values(space, "order") if dp > 1 and mp > 1 else _DEFAULT["order"]
     recomputes = _values(space, "recompute") if train else ("none",)
-    zero_stages = [z for z in _values(space, "sharding_stage") if z == 0 or (dp > 1 and train)]
     sequence_parallel = [sp for sp in _values(space, "sequence_parallel") if not sp or mp > 1]
-    choices = list(product(orders, recomputes, zero_stages, sequence_parallel))
+    choices = [
+        (order.split("_"), recompute, zero, sp)
+        for order, recompute in product(orders, recomputes)
+        for zero in _zero(space, cluster, degrees, order, train)
+        for sp in sequence_parallel
+    ]
     for micro_batch in _micro_batches(space, per_replica):
         steps = per_replica // micro_batch
         if space.forbids("accumulate_steps", steps):
             continue
         for schedule, vpp in _schedules(space, pp, steps, analysis.layers.count):
-            for order, recompute, zero, sp in choices:
-                axes = tuple(order.split("_"))
-                yield Candidate(pp, dp, mp, micro_batch, steps, axes, recompute, zero, sp, schedule, vpp)
+            for axes, recompute, (zero, ranks), sp in choices:
+                yield Candidate(pp, dp, mp, micro_batch, steps, tuple(axes), recompute, zero, sp, schedule, vpp, ranks)
+
+
+def _zero(
+    space: SearchSpace, cluster: Cluster, degrees: Degrees, order: str, train: bool
+) -> Iterator[tuple[int, int | Literal["whole"]]]:
+    """ZeRO stages, each with the ranks that it splits states over."""
+    dp, stride = degrees.dp, degrees.mp if order == "dp_mp" else 1
+    machine = min(group.devices_per_machine for group in cluster.groups)
+    in_machine = [n for n in range(2, dp) if dp % n == 0 and machine % (n * stride) == 0]
+    for stage in _values(space, "sharding_stage"):
+        if stage == 0:
+            yield 0, "whole"
+        if stage == 0 or dp == 1 or not train:
+            continue
+        if not space.forbids("sharding_degree", "whole") or not space.forbids("sharding_degree", dp):
+            yield stage, "whole"
+        if space.sharding_degree is None:
+            parts = in_machine[-1:] if stage > 1 and dp * stride > machine else []
+        else:
+            parts = [n for n in space.sharding_degree if isinstance(n, int) and n < dp and dp % n == 0]
+        for n in parts:
+            yield stage, n
 
 
 def _micro_batches(space: SearchSpace, per_replica: int) -> list[int]:
