@@ -86,8 +86,10 @@ def tune_graph(
     progress: Watcher | None = None,
     notes: Sequence[str] = (),
     rewrite: bool = True,
+    assumed: Sequence[str] = (),
 ) -> Plan:
-    """Plans a graph; see ``tune``. ``constraints`` narrow the search space, each with who asks for it. ``rewrite`` as in
+    """Plans a graph; see ``tune``. ``constraints`` narrow the search space, each with who asks for it. ``assumed`` are flags of
+    ``Training`` that hold although the program does not show them. ``rewrite`` as in
     ``analyse``: for a program that is handed over to PIR. Raises CostModelError for a cost model that cannot be used."""
     _check_batch(global_batch)
     if precision is not None and precision not in PRECISIONS:
@@ -105,7 +107,8 @@ def tune_graph(
         _warn_nothing_matched(analysis)
     for constraint in constraints:
         space = space.restrict(constraint.reason, **constraint.values)
-    training = Training(global_batch or analysis.batch, precision or "fp32")  # type: ignore[arg-type]
+    flags = dict.fromkeys(assumed, True)
+    training = Training(global_batch or analysis.batch, precision or "fp32", **flags)  # type: ignore[arg-type]
     judge = Judge(cost_model, graph, cluster, training)
     search = Search(analysis, cluster, training, space, settings.memory_reserve, progress, settings.time_limit, judge)
     result = run_level(search, settings.level)
