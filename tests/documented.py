@@ -2,8 +2,8 @@
 
     python tests/documented.py PAGE [--slow]
 
-Blocks of Python share one namespace, blocks of bash and the commands of console blocks run in the current folder, a block with a
-``title`` is saved under that name, and YAML and JSON are parsed. What stands in a comment right before a block says otherwise:
+Blocks of Python share one namespace, blocks of bash and the commands of console blocks run in the current folder, a block with
+a ``title`` is saved under that name, and YAML and JSON are parsed. A comment right before a block says otherwise:
 
     <!-- not run: REASON -->      it is not run here, for example since it needs a GPU
     <!-- slow -->                 it is run with --slow only: it trains with several processes, or takes many seconds
@@ -65,9 +65,7 @@ def blocks(page: Path) -> Iterator[Block]:
     for found in FENCE.finditer(text):
         line = text.count("\n", 0, found.start("code"))
         title = re.search(r'title="([^"]+)"', found["options"] or "")
-        block = Block(
-            page, line, found["language"], title and title[1], found["code"], found["marker"], found["detail"] or ""
-        )
+        block = Block(page, line, found["language"], title and title[1], found["code"], found["marker"], found["detail"] or "")
         if block.language not in (*RUN, *DATA, *SHOWN):
             raise ValueError(f"{block.where}: nothing says how to check {block.language!r}")
         if block.marker not in MARKERS:
