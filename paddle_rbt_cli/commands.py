@@ -67,9 +67,12 @@ def plan(output: Output, **arguments: Any) -> None:
     \b
     Examples:
       paddle-rbt plan gpt3-1.3b --cluster 1x8:A100-80G --global-batch 64
-      paddle-rbt plan llama2-7b --cluster 2x8:H100 --global-batch 256 --set mp=2,4 --set pp=1
-      paddle-rbt plan my_config.yaml --cluster my_cluster.yaml --global-batch 32 --save plan.json
-      paddle-rbt plan my_package.model:build --cluster 1x8:H100 --global-batch 64 --json
+      paddle-rbt plan llama2-7b --cluster 2x8:H100 --global-batch 256 \\
+          --set mp=2,4 --set pp=1
+      paddle-rbt plan my_config.yaml --cluster my_cluster.yaml \\
+          --global-batch 32 --save plan.json
+      paddle-rbt plan my_package.model:build --cluster 1x8:H100 \\
+          --global-batch 64 --json
     """
     from paddle_rbt_plugin.cli.planning import plan_model
 
@@ -170,7 +173,8 @@ def bench(output: Output, listed: bool, compare: tuple[str, str] | None, **argum
 
     \b
     Examples:
-      paddle-rbt bench --save results.json --markdown results.md --plot results.svg
+      paddle-rbt bench --save results.json --markdown results.md \\
+          --plot results.svg
       paddle-rbt bench gpt-39b llama2-70b --no-reference
       paddle-rbt bench my_case.yaml --json
       paddle-rbt bench --compare before.json after.json

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -24,6 +23,7 @@ from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import PlanError
 from paddle_rbt_plugin.graph import Graph
+from paddle_rbt_plugin.plan.files import write_whole
 
 SCHEMA = 1
 
@@ -226,12 +226,8 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as JSON; a file that exists is replaced as a whole or not at all. Raises PlanError."""
-        target = Path(path)
         try:
-            with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-                json.dump(self.to_dict(), file, indent=1)
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, target)
+            write_whole(path, json.dumps(self.to_dict(), indent=1))
         except OSError as error:
             raise PlanError(f"the plan cannot be saved to {str(path)!r}: {error.strerror}") from error
 
