@@ -109,19 +109,31 @@ def explain(output: Output, plan: str, tensor: str | None, verify: bool, model: 
 
 
 @cli.command()
+@click.option("--why-not", metavar="NAME", help="Say where this pattern matches a model, or what is the first not to fit.")
+@click.option("--model", help="With --why-not: the MODEL, as for plan.", shell_complete=complete_models)
+@click.option("--seq", type=click.IntRange(1, 2**24), help="With --why-not: tokens per sequence, as for plan.")
 @no_plugin_option
 @with_output
-def patterns(output: Output, blocked: tuple[str, ...]) -> None:
-    """List the patterns of all installed plugins, and the plugins that are broken.
+def patterns(output: Output, why_not: str | None, model: str | None, seq: int | None, blocked: tuple[str, ...]) -> None:
+    """List what all installed plugins register, patterns above all, and the plugins that are broken.
+
+    With --why-not one pattern is matched against a model. If it matches nowhere, the answer is how far it fits at best, the
+    first of its nodes or attributes that does not, and the op of the model that comes nearest.
 
     \b
     Examples:
       paddle-rbt patterns
       paddle-rbt patterns --no-plugin qkv --json
+      paddle-rbt patterns --why-not gated_ffn --model gpt3-1.3b
     """
-    from paddle_rbt_plugin.cli.patterns import list_patterns
+    if (why_not is None) != (model is None) or (seq is not None and model is None):
+        raise click.UsageError("--why-not NAME and --model MODEL go together, and --seq with them")
+    from paddle_rbt_plugin.cli.patterns import explain_pattern, list_patterns
 
-    list_patterns(output, blocked)
+    if why_not is not None and model is not None:
+        explain_pattern(output, why_not, model, seq, blocked)
+    else:
+        list_patterns(output, blocked)
 
 
 @cli.command()

@@ -19,6 +19,7 @@ from paddle_rbt_plugin.cost.model import Judge
 from paddle_rbt_plugin.errors import PlanError, TunerError, UnsupportedProgram
 from paddle_rbt_plugin.graph import Graph, is_legacy, read_program
 from paddle_rbt_plugin.graph.legacy import read_legacy_program
+from paddle_rbt_plugin.pattern import CompiledPattern
 from paddle_rbt_plugin.plan.build import make_plan
 from paddle_rbt_plugin.plan.explain import decision
 from paddle_rbt_plugin.plan.plan import Plan
@@ -87,10 +88,11 @@ def tune_graph(
     notes: Sequence[str] = (),
     rewrite: bool = True,
     assumed: Sequence[str] = (),
+    patterns: Sequence[CompiledPattern] = (),
 ) -> Plan:
     """Plans a graph; see ``tune``. ``constraints`` narrow the search space, each with who asks for it. ``assumed`` are flags of
-    ``Training`` that hold although the program does not show them. ``rewrite`` as in
-    ``analyse``: for a program that is handed over to PIR. Raises CostModelError for a cost model that cannot be used."""
+    ``Training`` that hold although the program does not show them. ``rewrite`` as in ``analyse``: for a program that is handed
+    over to PIR. ``patterns`` are used beside the installed ones. Raises CostModelError for a cost model that cannot be used."""
     _check_batch(global_batch)
     if precision is not None and precision not in PRECISIONS:
         raise TunerError(f"precision is {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}, not {precision!r}")
@@ -100,7 +102,8 @@ def tune_graph(
         return _loaded(settings, graph, cluster, space, precision)
     plugins = load_plugins(settings.blocked_plugins)
     cost_model = plugins.cost_model(settings.cost_model)
-    analysis = analyse(graph, plugins.patterns, rewrite=rewrite, op_names=plugins.op_names)
+    every = {p.name: p for p in (*plugins.patterns, *patterns)}.values()
+    analysis = analyse(graph, every, rewrite=rewrite, op_names=plugins.op_names)
     if global_batch is not None and global_batch % analysis.batch:
         raise TunerError(f"global_batch {global_batch} is no multiple of the batch of the program, {analysis.batch}")
     if not analysis.matches.matches:

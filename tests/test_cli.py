@@ -299,6 +299,48 @@ def test_quiet_leaves_the_result_alone(model, tmp_path):
     assert quiet.stderr == ""
 
 
+def test_why_not_says_where_a_pattern_matches_or_what_is_the_first_not_to_fit(model):
+    found = json.loads(run("patterns", "--why-not", "ffn", "--model", model, "--json").stdout)
+    assert len(found["matches"]) == 2 and found["near_miss"] is None
+    missed = run("patterns", "--why-not", "gated_ffn", "--model", model)
+    assert "gated_ffn matches 0 times" in missed.stdout and "the first that does not: " in missed.stdout
+    nearest = json.loads(run("patterns", "--why-not", "gated_ffn", "--model", model, "--json").stdout)["near_miss"]
+    assert nearest["objection"] and len(nearest["fits"]) < nearest["ops"]
+
+
+@pytest.mark.parametrize("arguments", [("--why-not", "ffn"), ("--model", "gpt3-1.3b"), ("--seq", "16")])
+def test_why_not_and_model_go_together(arguments):
+    result = run("patterns", *arguments)
+    assert result.exit_code == 2 and "go together" in result.stderr
+
+
+def test_why_not_of_a_pattern_that_is_not_there_suggests_one(model):
+    result = run("patterns", "--why-not", "fnn", "--model", model)
+    assert result.exit_code == 1 and "did you mean 'ffn'" in result.stderr
+
+
+def test_every_kind_of_what_plugins_register_is_listed():
+    found = json.loads(run("patterns", "--json").stdout)
+    assert set(found) == {"patterns", "devices", "cost_models", "op_names"}
+    assert [row["name"] for row in found["cost_models"]] == ["analytic", "paddle"]
+    assert {row["kind"] for row in found["patterns"]} == {"pattern"}
+
+
+def test_a_pattern_that_names_an_op_that_exists_nowhere_is_listed_with_that(install):
+    source = """
+from paddle_rbt_plugin import Pattern, hookimpl
+class Lost(Pattern):
+    name = "lost"
+    def build(self, g): g.op("sillu", g.tensor("x"))
+    shard = {"x": (...,)}
+@hookimpl
+def register_patterns(register): register(Lost)
+"""
+    install("acme", {"lost": "acme_lost"}, acme_lost=source)
+    (row,) = [r for r in json.loads(run("patterns", "--json").stdout)["patterns"] if r["name"] == "lost"]
+    assert row["state"] == "active" and "Paddle has no op named 'sillu'; did you mean 'silu'" in row["reason"]
+
+
 def test_a_model_that_nothing_matches_is_planned_with_a_warning(model):
     names = {row["name"] for row in json.loads(run("patterns", "--json").stdout)["patterns"]}
     result = run("plan", model, *PLAN, "--json", *(a for name in names for a in ("--no-plugin", name)))

@@ -4,6 +4,7 @@ from pattern_graphs import GraphWriter, self_attention
 from paddle_rbt_plugin.graph import Graph
 from paddle_rbt_plugin.layers import Layers, Segment
 from paddle_rbt_plugin.pattern import Pattern, match_all
+from paddle_rbt_plugin.pattern.matcher import OCCURRENCE_STEPS
 
 
 def pattern(build, shard, name="sample", **fields):
@@ -168,6 +169,66 @@ def test_a_search_that_is_cut_short_says_so():
     star = pattern(lambda g: [g.op("relu", x) for x in [g.data("x")] for _ in range(5)], {"x": (...,)}, "star")
     with pytest.warns(UserWarning, match="'star': search ended after 1000 steps"):
         assert match_all(w.graph(), [star], max_steps=1000).incomplete == ("star",)
+
+
+ANY = {"relu", "add", "multiply", "softmax"}
+
+
+def star(g):
+    """Five readers of one tensor: of n readers, n to the power of five."""
+    x = g.data("x")
+    for _ in range(5):
+        g.op("relu", x)
+
+
+def fan(g):
+    """Twelve chains from one tensor, each to wherever it reaches."""
+    x = g.tensor("x")
+    for _ in range(12):
+        g.op(ANY, g.chain(ANY, x, at_most=50), g.tensor())
+
+
+def endless(g):
+    """From every op to every op behind it."""
+    g.op("softmax", g.chain(ANY, g.op(ANY, g.tensor("x")), at_most=10**9))
+
+
+def meander(g):
+    """Every step of the way has several continuations."""
+    h = g.op("add", g.tensor("x"), g.tensor())
+    for _ in range(20):
+        h = g.op({"add", "multiply"}, g.chain(ANY, h, at_most=8), g.tensor())
+
+
+@pytest.mark.parametrize("explosive", [star, fan, endless, meander])
+def test_no_pattern_makes_the_search_explode(explosive):
+    """Whatever a pattern asks, the work is bounded: candidates looked at, and matches made of them."""
+    w = GraphWriter()
+    a = b = w.data(8, 64)
+    for _ in range(30):
+        w.op("relu", a)
+    for _ in range(300):
+        a, b = w.op("add", a, b), w.op("multiply", a, b)
+    w.op("softmax", a)
+    looked_at = 0
+
+    def look(tensor):
+        nonlocal looked_at
+        looked_at += 1
+        return True
+
+    def build(g):
+        tensor, data = g.tensor, g.data
+        g.tensor = lambda name="", **how: tensor(name, where=look)
+        g.data = lambda name="", **how: data(name, where=look)
+        explosive(g)
+
+    budget = 100_000
+    with pytest.warns(UserWarning, match=f"search ended after {budget} steps, matches may be missing"):
+        result = match_all(w.graph(), [pattern(build, {"x": (...,)}, "explosive")], max_steps=budget)
+    assert result.incomplete == ("explosive",)
+    assert looked_at <= 2 * 21 * budget, "for each candidate at most its tensors, in both orders"
+    assert len(result.matches) + len(result.dropped) <= budget / OCCURRENCE_STEPS
 
 
 def layers(*groups):

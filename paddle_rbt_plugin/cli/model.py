@@ -87,7 +87,7 @@ def _function_trace(reference: str, batch: int) -> Trace:
         raise ModelError(f"{reference} raised {_first_line(error)}") from error
     if hasattr(made, "global_block"):
         return _read(made)
-    layer, specs, loss, labels = _parts(reference, made)
+    layer, specs, loss, labels = model_parts(reference, made)
     specs, labels = with_batch(specs, labels, batch)
     return trace_layer(layer, specs, loss, labels)
 
@@ -134,7 +134,8 @@ def _find_function(reference: str) -> Callable[[], Any]:
     return found
 
 
-def _parts(reference: str, made: Any) -> tuple[Any, Any, Any, Any]:
+def model_parts(reference: str, made: Any) -> tuple[Any, Any, Any, Any]:
+    """Layer, input specs, loss and label specs that a function returned. Raises ModelError for anything else."""
     if isinstance(made, paddle.nn.Layer):
         raise ModelError(
             f"{reference} returns a Layer alone, so the shapes of its inputs are unknown; it should return {_RESULT}"

@@ -1,4 +1,4 @@
-"""``paddle-rbt patterns``."""
+"""``paddle-rbt patterns``, and ``paddle-rbt patterns --why-not NAME --model MODEL``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from dataclasses import asdict, replace
 from rich.console import RenderableType
 from rich.text import Text
 
+from paddle_rbt_plugin.cli.model import model_graph
 from paddle_rbt_plugin.cli.output import Output, make_table, titled
+from paddle_rbt_plugin.pattern.report import match_report
 from paddle_rbt_plugin.pattern.vocabulary import spell_unknown, unknown_ops
 from paddle_rbt_plugin.plugins import PluginRow, Plugins, PluginWarning, load_plugins
+from paddle_rbt_plugin.testing.matching import BATCH
 
 _STYLES = {"active": "green", "broken": "red", "blocked": "yellow"}
 
@@ -28,6 +31,16 @@ def list_patterns(output: Output, blocked: Sequence[str]) -> None:
     tables = [_table(source, kind, group) for (source, kind), group in groups.items()]
     remarks = [_remark(row) for row in rows if row.reason]
     output.result(_by_kind(rows), *tables, *remarks)
+
+
+def explain_pattern(output: Output, name: str, model: str, seq: int | None, blocked: Sequence[str]) -> None:
+    """Prints where a pattern matches MODEL, or how far it fits and which of its nodes is the first not to fit."""
+    plugins = load_plugins(blocked)
+    pattern = plugins.pattern(name)
+    with output.progress(f"tracing {model}"):
+        graph = model_graph(model, BATCH, seq)
+    report = match_report(graph, pattern, plugins.patterns, plugins.op_names)
+    output.result(report.to_dict(), str(report))
 
 
 def _by_kind(rows: Sequence[PluginRow]) -> dict[str, list[dict[str, str]]]:

@@ -139,6 +139,10 @@ class Graph:
         """The ops that read a tensor, in program order, each once."""
         return tuple(self.ops[i] for i in self._consumers.get(tensor, ()))
 
+    def reader_count(self, tensor: int) -> int:
+        """How many ops read a tensor."""
+        return len(self._consumers.get(tensor, ()))
+
     def tensor(self, name: str) -> Tensor:
         """The tensor of that name. Raises KeyError."""
         return self.tensors[self._by_name[name]]

@@ -20,6 +20,16 @@ AttrsPredicate = Callable[[Mapping[str, Any]], bool]
 TensorPredicate = Callable[[Tensor], bool]
 
 
+@dataclass(frozen=True)
+class AttrValues:
+    """The predicate that attributes have these values."""
+
+    wanted: Mapping[str, Any]
+
+    def __call__(self, found: Mapping[str, Any]) -> bool:
+        return all(name in found and found[name] == value for name, value in self.wanted.items())
+
+
 @dataclass(frozen=True, eq=False)
 class TensorNode:
     """A tensor of a pattern graph: what ``Builder`` hands out and takes back."""
@@ -278,8 +288,7 @@ def _attrs_predicate(attrs: Mapping[str, Any] | AttrsPredicate | None) -> AttrsP
         return attrs
     if not isinstance(attrs, Mapping):
         raise PatternError(f'attrs is a dict like {{"transpose_y": True}} or a function of the attributes, not {attrs!r}')
-    wanted = dict(attrs)
-    return lambda found: all(name in found and found[name] == value for name, value in wanted.items())
+    return AttrValues(attrs)
 
 
 def _check_connected(graph: PatternGraph) -> None:

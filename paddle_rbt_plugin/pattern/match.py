@@ -161,7 +161,7 @@ def _match_pattern(
     try:
         for variant in compiled.variants:
             for assignment in occurrences(variant, index, budget):
-                match, problem = _make_match(index, compiled, variant, assignment)
+                match, problem = _make_match(index, compiled, variant, assignment, budget)
                 problem = problem or _crosses_layers(compiled, match, layer_of)
                 own = frozenset(assignment.ops)
                 if problem:
@@ -176,12 +176,12 @@ def _match_pattern(
 
 
 def _make_match(
-    index: GraphIndex, compiled: CompiledPattern, variant: PatternGraph, assignment: Assignment
+    index: GraphIndex, compiled: CompiledPattern, variant: PatternGraph, assignment: Assignment, budget: Budget
 ) -> tuple[Match, str]:
     """The match that an assignment stands for, and what keeps it from being one (empty if nothing does)."""
     graph = index.graph
     tensors = {name: assignment.tensors[node.index] for name, node in variant.names.items()}
-    chains = (index.between(c, assignment.tensors[c.source], assignment.tensors[c.target]) for c in variant.chains)
+    chains = (index.between(c, assignment.tensors[c.source], assignment.tensors[c.target], budget) for c in variant.chains)
     ops = tuple(sorted({*assignment.ops}.union(*chains)))
     specs: dict[int, ExpandedSpec] = {}
     dim_names: dict[int, tuple[str | None, ...]] = {}

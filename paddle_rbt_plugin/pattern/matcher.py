@@ -11,7 +11,7 @@ grows with the number of anchors, not with their product with the rest of the gr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,18 +25,22 @@ COMMUTATIVE = frozenset(
 """Canonical ops whose first two operands may be exchanged."""
 
 
+OCCURRENCE_STEPS = 50
+"""What an occurrence costs of the budget: making a match of it takes as long as so many candidates."""
+
+
 class SearchBudgetExceeded(Exception):
     """The search took more steps than it was allowed."""
 
 
 @dataclass
 class Budget:
-    """How many candidates a search may still try."""
+    """How much a search may still do: a step is one candidate tried, or one tensor that a chain reaches."""
 
     steps: int
 
-    def spend(self) -> None:
-        self.steps -= 1
+    def spend(self, steps: int = 1) -> None:
+        self.steps -= steps
         if self.steps < 0:
             raise SearchBudgetExceeded
 
@@ -70,7 +74,7 @@ class GraphIndex:
     def count(self, types: frozenset[str]) -> int:
         return sum(len(self.by_type.get(t, ())) for t in types)
 
-    def reach(self, chain: ChainNode, tensor: int, forward: bool) -> dict[int, int]:
+    def reach(self, chain: ChainNode, tensor: int, forward: bool, budget: Budget) -> dict[int, int]:
         """Tensors that the chain reaches from ``tensor``, nearest first, each with the number of ops in between."""
         key = (chain.types, chain.at_most, tensor, forward)
         if key not in self._reach:
@@ -78,14 +82,18 @@ class GraphIndex:
             frontier = [tensor]
             for step in range(1, chain.at_most + 1):
                 found = {t for near in frontier for t in self._neighbours(near, chain.types, forward)} - distance.keys()
+                budget.spend(len(found))
+                if not found:
+                    break
                 frontier = sorted(found)
                 distance.update(dict.fromkeys(frontier, step))
             self._reach[key] = distance
         return self._reach[key]
 
-    def between(self, chain: ChainNode, source: int, target: int) -> set[int]:
+    def between(self, chain: ChainNode, source: int, target: int, budget: Budget) -> set[int]:
         """The ops on every way from ``source`` to ``target`` that the chain allows."""
-        ahead, behind = self.reach(chain, source, True), self.reach(chain, target, False)
+        ahead, behind = self.reach(chain, source, True, budget), self.reach(chain, target, False, budget)
+        budget.spend(len(behind))
         return {
             op.index
             for after, rest in behind.items()
@@ -103,18 +111,21 @@ class GraphIndex:
 def occurrences(pattern: PatternGraph, index: GraphIndex, budget: Budget) -> Iterator[Assignment]:
     """Every occurrence of ``pattern``, in an order that depends on the graph alone. Raises SearchBudgetExceeded."""
     if all(index.count(op.types) for op in pattern.ops):
-        yield from _Search(pattern, index, budget).run()
+        rarest = min(pattern.ops, key=lambda op: (index.count(op.types), op.index))
+        for occurrence in Search(pattern, index, budget, rarest).run():
+            budget.spend(OCCURRENCE_STEPS)
+            yield occurrence
 
 
-class _Search:
-    """One search: what is mapped so far, and the order in which the rest will be."""
+class Search:
+    """One search: what is mapped so far, and the order in which the rest will be. ``first`` is the op to begin with."""
 
-    def __init__(self, pattern: PatternGraph, index: GraphIndex, budget: Budget):
+    def __init__(self, pattern: PatternGraph, index: GraphIndex, budget: Budget, first: OpNode):
         self.pattern = pattern
         self.index = index
         self.graph = index.graph
         self.budget = budget
-        self.steps = _order(pattern, index)
+        self.steps = _order(pattern, first)
         self.joined = _chain_components(pattern)
         self.tensors: list[int | None] = [None] * len(pattern.tensors)
         self.ops: list[int | None] = [None] * len(pattern.ops)
@@ -133,7 +144,7 @@ class _Search:
             yield from self._place(step, depth)
 
     def _place(self, node: OpNode, depth: int) -> Iterator[Assignment]:
-        for op in self._candidates(node):
+        for op in self.candidates(node):
             self.budget.spend()
             if op.type not in node.types or op.index in self.used_ops or len(op.results) < len(node.outputs):
                 continue
@@ -141,48 +152,50 @@ class _Search:
                 continue
             self.ops[node.index] = op.index
             self.used_ops.add(op.index)
-            for operands in _operand_orders(op):
+            for operands in operand_orders(op):
                 mark = len(self.trail)
                 if len(operands) >= len(node.operands) and self._bind_all(
                     node.operands + node.outputs, operands[: len(node.operands)] + op.results[: len(node.outputs)]
                 ):
                     yield from self.run(depth + 1)
-                self._unbind(mark)
+                self.unbind(mark)
             self.used_ops.discard(op.index)
             self.ops[node.index] = None
 
-    def _candidates(self, node: OpNode) -> list[Op] | tuple[Op, ...]:
+    def candidates(self, node: OpNode) -> Sequence[Op]:
         """The shortest list of ops that what is mapped so far leaves for ``node``."""
         for t in node.outputs:
             bound = self.tensors[t]
             if bound is not None:
                 producer = self.graph.producer(bound)
                 return () if producer is None else (producer,)
-        users = [self.graph.consumers(t) for t in (self.tensors[i] for i in node.operands) if t is not None]
-        return min(users, key=len) if users else self.index.of_types(node.types)
+        read = [t for t in (self.tensors[i] for i in node.operands) if t is not None]
+        return self.graph.consumers(min(read, key=self.graph.reader_count)) if read else self.index.of_types(node.types)
 
     def _follow(self, chain: ChainNode, depth: int) -> Iterator[Assignment]:
         forward = self.tensors[chain.source] is not None
         here, there = (chain.source, chain.target) if forward else (chain.target, chain.source)
         start = self.tensors[here]
         assert start is not None, "the order of steps reaches a chain from a mapped tensor"
-        reached = self.index.reach(chain, start, forward)
+        reached = self.index.reach(chain, start, forward, self.budget)
         end = self.tensors[there]
         for tensor in reached if end is None else (end,) if end in reached else ():
             self.budget.spend()
             mark = len(self.trail)
-            if self._may_begin(chain, start if forward else tensor) and self._bind_all((there,), (tensor,)):
+            if self.may_begin(chain, start if forward else tensor) and self._bind_all((there,), (tensor,)):
                 yield from self.run(depth + 1)
-            self._unbind(mark)
+            self.unbind(mark)
 
-    def _may_begin(self, chain: ChainNode, source: int) -> bool:
+    def may_begin(self, chain: ChainNode, source: int) -> bool:
+        """Whether a chain can begin at a tensor of the graph: not in the middle of what it must take whole."""
         producer = self.graph.producer(source)
         return not chain.whole or producer is None or producer.type not in chain.types
 
     def _bind_all(self, nodes: tuple[int, ...], tensors: tuple[int, ...]) -> bool:
-        return all(self._bind(node, tensor) for node, tensor in zip(nodes, tensors, strict=True))
+        return all(self.bind(node, tensor) for node, tensor in zip(nodes, tensors, strict=True))
 
-    def _bind(self, node: int, tensor: int) -> bool:
+    def bind(self, node: int, tensor: int) -> bool:
+        """Maps a tensor of the pattern to one of the graph, if it can stand for it."""
         if self.tensors[node] is not None:
             return self.tensors[node] == tensor
         holders = self.holders.setdefault(tensor, [])
@@ -195,7 +208,8 @@ class _Search:
         self.trail.append(node)
         return True
 
-    def _unbind(self, mark: int) -> None:
+    def unbind(self, mark: int) -> None:
+        """Takes back what was mapped since the trail was ``mark`` long."""
         while len(self.trail) > mark:
             node = self.trail.pop()
             tensor = self.tensors[node]
@@ -204,17 +218,17 @@ class _Search:
             self.tensors[node] = None
 
 
-def _operand_orders(op: Op) -> tuple[tuple[int, ...], ...]:
+def operand_orders(op: Op) -> tuple[tuple[int, ...], ...]:
     operands = op.operands
     if op.type in COMMUTATIVE and len(operands) >= 2 and operands[0] != operands[1]:
         return operands, (operands[1], operands[0], *operands[2:])
     return (operands,)
 
 
-def _order(pattern: PatternGraph, index: GraphIndex) -> list[OpNode | ChainNode]:
-    """The rarest op first; then always what is most tightly tied to the tensors mapped by then."""
+def _order(pattern: PatternGraph, first: OpNode) -> list[OpNode | ChainNode]:
+    """``first``, then always what is most tightly tied to the tensors mapped by then."""
     rest: list[OpNode | ChainNode] = [*pattern.ops, *pattern.chains]
-    step: OpNode | ChainNode = min(pattern.ops, key=lambda op: (index.count(op.types), op.index))
+    step: OpNode | ChainNode = first
     known: set[int] = set()
     order = []
     while True:
