@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paddle_rbt_plugin.calibrate import DeviceFit, LinkFit, fit, measure
-from paddle_rbt_plugin.calibrate.fit import solve
+from paddle_rbt_plugin.calibrate.fit import STREAMING, solve
 from paddle_rbt_plugin.calibrate.profile import check_output, device_profile, profile_text, write_text
 from paddle_rbt_plugin.cli.main import cli
 from paddle_rbt_plugin.cluster import Cluster, parse_cluster
@@ -33,7 +33,8 @@ DEVICE = DeviceFit(
     flops={"fp32": 4e10, "bf16": 9e10},
     fill_flop=2e6,
     tile=32,
-    bandwidth=3e9,
+    bandwidth=9e9,
+    memory_share=0.3,
     program_launch_s=4e-6,
     eager_launch_s=9e-6,
     kernel_gap_s=3e-6,
@@ -46,11 +47,7 @@ COMMAND = [sys.executable, "-m", "paddle_rbt_plugin", "calibrate"]
 def told(device: DeviceFit, ranks: int = 4) -> list[dict[str, Any]]:
     """What the measurements of such a device would be."""
     lines = [line for line in measure.plan(ranks) if line.get("precision", "fp32") in device.flops]
-    return [line | {"seconds": seconds(line, device)} | extra(line) for line in lines]
-
-
-def extra(line: dict[str, Any]) -> dict[str, Any]:
-    return {"bytes": 20 * line["elements"]} if line["kind"] == "traffic" else {}
+    return [line | {"seconds": seconds(line, device)} for line in lines]
 
 
 def seconds(line: dict[str, Any], device: DeviceFit) -> float:
@@ -58,7 +55,7 @@ def seconds(line: dict[str, Any], device: DeviceFit) -> float:
         whole = ceil(line["m"] / device.tile) * ceil(line["n"] / device.tile) * device.tile**2
         return (2.0 * line["batch"] * whole * line["k"] + device.fill_flop) / device.flops[line["precision"]]
     if line["kind"] == "traffic":
-        return 20 * line["elements"] / device.bandwidth + 2 * device.eager_launch_s
+        return line["bytes"] / device.bandwidth / (1.0 if line["op"] == STREAMING else device.memory_share)
     if line["kind"] == "launch":
         return {"program": device.program_launch_s, "eager": device.eager_launch_s, "queued": device.kernel_gap_s}[line["way"]]
     link, n, nbytes = device.link, line["ranks"], line["bytes"]
@@ -76,13 +73,14 @@ RATE = st.floats(1e10, 1e15)
 @given(RATE, st.floats(1e9, 1e13), st.sampled_from([16, 32, 64]), st.floats(1e8, 1e12), st.floats(0.0, 4.0))
 def test_the_figures_of_a_device_are_found_again(rate: float, memory: float, tile: int, wire: float, passes: float) -> None:
     link = LinkFit(2e-5, 5e-6, wire, passes)
-    device = DeviceFit({"fp32": rate / 8, "bf16": rate}, rate * 1e-5, tile, memory, 2e-6, 1e-6, 2e-6, link, {})
+    device = DeviceFit({"fp32": rate / 8, "bf16": rate}, rate * 1e-5, tile, memory, 0.4, 2e-6, 1e-6, 2e-6, link, {})
     found = fit(told(device))
     assert found.link is not None
     assert found.tile == tile
     assert found.flops["bf16"] == pytest.approx(rate, rel=0.02)
     assert found.flops["fp32"] == pytest.approx(rate / 8, rel=0.02)
     assert found.bandwidth == pytest.approx(memory, rel=0.02)
+    assert found.memory_share == pytest.approx(0.4, rel=0.02)
     for line in told(device):
         if line["kind"] == "collective":
             again = seconds(line, DeviceFit(**{**vars(device), "link": found.link, "bandwidth": found.bandwidth}))
@@ -99,6 +97,13 @@ def test_one_odd_measurement_in_ten_moves_nothing() -> None:
     assert odd.flops["bf16"] == pytest.approx(clean.flops["bf16"], rel=0.02)
     assert odd.link is not None and clean.link is not None
     assert odd.link.bandwidth == pytest.approx(clean.link.bandwidth, rel=0.05)
+
+
+def test_a_moment_of_other_work_spoils_one_round_only() -> None:
+    line = {"kind": "launch", "way": "eager"}
+    rounds = [line | {"seconds": s} for s in (2e-6, 9e-4, 2.1e-6, 1.9e-6, 2e-6)]
+    lacking = {"kind": "launch", "way": "program", "skipped": "no such kernel"}
+    assert measure.merged([*rounds, *[lacking] * 5]) == [line | {"seconds": 2e-6}, lacking]
 
 
 def test_no_coefficient_is_below_zero() -> None:

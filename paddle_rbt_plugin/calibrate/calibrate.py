@@ -50,7 +50,7 @@ def calibrate(
     count = processes or gpus or os.cpu_count() or 1
     if gpus and count > gpus:
         raise TunerError(f"this machine has {gpus} CUDA devices, {count} processes cannot have one each")
-    expected = len(measure.plan(count))
+    expected = measure.ROUNDS * len(measure.plan(count))
     with Processes("the calibration", count, expected, "measurements", timeout) as running:
         running.start(measure.__file__, gpus=gpus > 0)
         while not running.ended:
@@ -58,6 +58,6 @@ def calibrate(
             if progress:
                 progress(len(running.lines), expected)
             time.sleep(0.1)
-        samples = running.lines
+        samples = tuple(measure.merged(running.lines))
     found = fit(samples)
     return Calibration(samples, found, device_profile(found, count, gpus > 0))

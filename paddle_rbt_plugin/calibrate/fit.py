@@ -3,7 +3,8 @@
 Each figure is a coefficient of a formula of the cost model, so what is fitted is what the model computes with:
 
     product      T = FLOP of whole tiles / R + fill / R          R: FLOP/s reached, by precision (``cost.compute``)
-    traffic      T = bytes / B + launches * launch               B: bytes/s reached
+    traffic      T = bytes / B                                   B: bytes/s that the optimizer reaches, which only streams
+    traffic      T = bytes / (B * share)                         and the ops of a layer together, which also compute
     collective   T = launch + steps * a + bytes moved / b + bytes * passes / B         (``cost.communication``)
 
 They are found by least squares of relative errors, reweighted so that the typical measurement counts and the odd one does not
@@ -24,6 +25,8 @@ from paddle_rbt_plugin.errors import TunerError
 
 TILES = (16, 32, 64, 128, 256)
 """Edges of the smallest output tile that are tried."""
+STREAMING = "adamw"
+"""The op that is bound by memory alone."""
 _ROUNDS = 30
 _SMALLEST_RESIDUAL = 0.01
 """Relative errors below this weigh alike."""
@@ -40,6 +43,9 @@ class DeviceFit:
     fill_flop: float
     tile: int
     bandwidth: float
+    """Of device memory, as the optimizer streams through it."""
+    memory_share: float
+    """What part of it the ops of a layer reach together."""
     program_launch_s: float
     eager_launch_s: float
     kernel_gap_s: float
@@ -69,13 +75,22 @@ def fit(samples: Sequence[Sample]) -> DeviceFit:
             raise TunerError(f"nothing of the kind {kind!r} could be measured: {_reason(samples, kind)}")
     launches = {s["way"]: s["seconds"] for s in kinds["launch"]}
     flops, fill_flop, tile, product_error = fit_products(kinds["product"], launches["eager"])
-    bandwidth, traffic_error = fit_traffic(kinds["traffic"], launches["eager"])
+    bandwidth, share, traffic_error = fit_traffic(kinds["traffic"])
     errors = {"product": product_error, "traffic": traffic_error}
     link = None
     if kinds["collective"]:
         link, errors["collective"] = fit_collectives(kinds["collective"], bandwidth)
     return DeviceFit(
-        flops, fill_flop, tile, bandwidth, launches["program"], launches["eager"], launches["queued"], link, errors
+        flops=flops,
+        fill_flop=fill_flop,
+        tile=tile,
+        bandwidth=bandwidth,
+        memory_share=share,
+        program_launch_s=launches["program"],
+        eager_launch_s=launches["eager"],
+        kernel_gap_s=launches["queued"],
+        link=link,
+        errors=errors,
     )
 
 
@@ -108,12 +123,21 @@ def _padded_flop(s: Sample, tile: int) -> float:
     return 2.0 * s["batch"] * ceil(s["m"] / tile) * ceil(s["n"] / tile) * tile**2 * s["k"]
 
 
-def fit_traffic(samples: Sequence[Sample], launch: float) -> tuple[float, float]:
-    """Bytes per second of one op of each kind together, as a layer has some of each, and the median error of single ones."""
-    largest = min(max(s["elements"] for s in samples if s["op"] == op) for op in {s["op"] for s in samples})
-    alike = [s for s in samples if s["elements"] == largest]
-    bandwidth = sum(s["bytes"] for s in alike) / sum(s["seconds"] for s in alike)
-    return bandwidth, float(np.median([abs((s["bytes"] / bandwidth + 2 * launch) / s["seconds"] - 1) for s in samples]))
+def fit_traffic(samples: Sequence[Sample]) -> tuple[float, float, float]:
+    """Bytes per second of the optimizer, what part of it one op of each other kind reaches, as a layer has some of each, and
+    the median error of single ones. What counts are the largest tensors, which no cache holds."""
+    by_op: dict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        by_op[sample["op"]].append(sample)
+    if STREAMING not in by_op or len(by_op) < 2:
+        raise TunerError(f"of the ops bound by memory only {', '.join(by_op)} could be measured")
+    streams = max(by_op.pop(STREAMING), key=lambda s: s["bytes"])
+    bandwidth = streams["bytes"] / streams["seconds"]
+    largest = min(max(s["elements"] for s in found) for found in by_op.values())
+    alike = [s for found in by_op.values() for s in found if s["elements"] == largest]
+    reached = sum(s["bytes"] for s in alike) / sum(s["seconds"] for s in alike)
+    errors = [abs(s["bytes"] / reached / s["seconds"] - 1) for found in by_op.values() for s in found]
+    return bandwidth, min(1.0, reached / bandwidth), float(np.median(errors))
 
 
 def fit_collectives(samples: Sequence[Sample], bandwidth: float) -> tuple[LinkFit, float]:

@@ -2,9 +2,9 @@
 
 The processes of a CPU machine share its cores, caches and memory, and the devices of one machine its power and its links, so
 what one alone could do says little about a training step. Therefore all begin at a barrier and repeat the same work for the
-same while.
+same while. All is done in several rounds, so that a moment in which something else ran spoils one of them only.
 
-A line that is told is a dict with ``kind``, ``seconds`` of one repetition (median over windows, mean over processes), and
+A line that is told is a dict with ``kind``, ``seconds`` of one repetition (mean over processes), and
 
     product      precision, batch, m, n, k
     traffic      op, bytes that its forward and backward pass read and write in memory
@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from statistics import median
 from typing import Any
 
 import paddle
@@ -31,10 +30,10 @@ from paddle.nn import functional as F
 from paddle_rbt_plugin.errors import describe_error
 from paddle_rbt_plugin.processes import work
 
-WINDOWS = 5
-"""Windows of which the median is taken."""
-WINDOW_S = 0.06
-"""Seconds of a window: several time slices of a core that processes share."""
+ROUNDS = 5
+"""How often everything is measured; the median counts."""
+WINDOW_S = 0.08
+"""Seconds of repetition: several time slices of a core that processes share."""
 LONGEST_S = 0.05
 """Seconds above which work is not repeated in larger sizes."""
 
@@ -52,14 +51,18 @@ Work = Callable[[], Any]
 
 
 def plan(ranks: int) -> list[dict[str, Any]]:
-    """All measurements of that many processes, in order: within each kind from small to large."""
+    """The measurements of one round of that many processes, in order: within each kind from small to large."""
     lines = [
         {"kind": "product", "precision": p, "batch": batch, "m": m, "n": n, "k": k}
         for p in DTYPES
         for h in HIDDEN
         for batch, m, n, k in _layer_products(h)
     ]
-    lines += [{"kind": "traffic", "op": op, "elements": n} for op in TRAFFIC for n in ELEMENTS]
+    lines += [
+        {"kind": "traffic", "op": op, "elements": n, "bytes": 4 * passes * n}
+        for op, (_, passes) in TRAFFIC.items()
+        for n in ELEMENTS
+    ]
     lines += [{"kind": "launch", "way": way} for way in LAUNCHES]
     groups = {ranks, 2} if ranks % 2 == 0 else {ranks}
     lines += [
@@ -73,9 +76,26 @@ def plan(ranks: int) -> list[dict[str, Any]]:
 
 
 def measurements() -> Iterator[dict[str, Any]]:
-    """Runs the plan. What is like work that took too long, or that the device does not do, is skipped."""
+    """Runs all rounds. What is like work that took too long, or that the device does not do, is skipped."""
     paddle.set_flags({"FLAGS_use_stride_kernel": False})  # as in programs, a transpose moves its operand
     groups = _groups()
+    for _ in range(ROUNDS):
+        yield from _round(groups)
+
+
+def merged(told: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One line per measurement: its median over the rounds, or why it was skipped in most of them."""
+    rounds: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for line in told:
+        rounds.setdefault(tuple((k, v) for k, v in line.items() if k not in ("seconds", "skipped")), []).append(line)
+    lines = []
+    for same in rounds.values():
+        timed = sorted((line for line in same if "seconds" in line), key=lambda line: line["seconds"])
+        lines.append(timed[len(timed) // 2] if 2 * len(timed) > len(same) else next(line for line in same if "skipped" in line))
+    return lines
+
+
+def _round(groups: dict[int, Any]) -> Iterator[dict[str, Any]]:
     over: dict[tuple[Any, ...], str] = {}
     for line in plan(dist.get_world_size()):
         family = tuple(line.get(key) for key in ("kind", "precision", "op", "way", "collective", "ranks"))
@@ -83,29 +103,29 @@ def measurements() -> Iterator[dict[str, Any]]:
             yield line | {"skipped": over[family]}
             continue
         try:
-            result = _measure(line, groups)
+            seconds = _measure(line, groups)
         except RuntimeError as error:  # a kernel or a collective that Paddle lacks here
             over[family] = describe_error(error)
             yield line | {"skipped": over[family]}
             continue
-        if result["seconds"] > LONGEST_S:
-            over[family] = f"a smaller one took {result['seconds']:.2g} s"
-        yield line | result
+        if seconds > LONGEST_S:
+            over[family] = f"a smaller one took more than {LONGEST_S:g} s"
+        yield line | {"seconds": seconds}
 
 
-def _measure(line: dict[str, Any], groups: dict[int, Any]) -> dict[str, Any]:
+def _measure(line: dict[str, Any], groups: dict[int, Any]) -> float:
     if line["kind"] == "product":
         dtype = DTYPES[line["precision"]]
         x = paddle.cast(paddle.rand([line["batch"], line["m"], line["k"]]), dtype)
         y = paddle.cast(paddle.rand([line["batch"], line["k"], line["n"]]), dtype)
-        return {"seconds": _together(lambda: paddle.matmul(x, y))}
+        return _together(lambda: paddle.matmul(x, y))
     if line["kind"] == "traffic":
-        run, passes = TRAFFIC[line["op"]](line["elements"] // WIDTH)
-        return {"seconds": _together(run), "bytes": 4 * passes * line["elements"]}
+        make, _ = TRAFFIC[line["op"]]
+        return _together(make(line["elements"] // WIDTH))
     if line["kind"] == "launch":
-        return {"seconds": LAUNCHES[line["way"]]()}
-    run = COLLECTIVES[line["collective"]](groups[line["ranks"]], line["bytes"] // 4 // line["ranks"] * line["ranks"])
-    return {"seconds": _in_step(run)}
+        return LAUNCHES[line["way"]]()
+    start = COLLECTIVES[line["collective"]]
+    return _in_step(start(groups[line["ranks"]], line["bytes"] // 4 // line["ranks"] * line["ranks"]))
 
 
 # --- timing
@@ -118,16 +138,13 @@ def _together(run: Work) -> float:
     run()
     batch = max(1, min(50, int(0.1 * WINDOW_S / (_now() - started))))  # so that waiting for the device weighs little
 
-    def window() -> float:
-        dist.barrier()
-        started, count = _now(), 0
-        while (elapsed := _now() - started) < WINDOW_S:
-            for _ in range(batch):
-                run()
-            count += batch
-        return elapsed / count
-
-    return _agreed(median(window() for _ in range(WINDOWS)))
+    dist.barrier()
+    started, count = _now(), 0
+    while (elapsed := _now() - started) < WINDOW_S:
+        for _ in range(batch):
+            run()
+        count += batch
+    return _agreed(elapsed / count)
 
 
 def _in_step(run: Work) -> float:
@@ -136,15 +153,11 @@ def _in_step(run: Work) -> float:
     started = _now()
     run()
     repeats = max(2, min(200, int(WINDOW_S / _agreed(_now() - started))))
-
-    def window() -> float:
-        dist.barrier()
-        started = _now()
-        for _ in range(repeats):
-            run()
-        return (_now() - started) / repeats
-
-    return _agreed(median(window() for _ in range(WINDOWS)))
+    dist.barrier()
+    started = _now()
+    for _ in range(repeats):
+        run()
+    return _agreed((_now() - started) / repeats)
 
 
 def _now() -> float:
@@ -185,56 +198,56 @@ def _rows(rows: int) -> paddle.Tensor:
     return paddle.rand([rows, WIDTH])
 
 
-def _add(rows: int) -> tuple[Work, float]:
-    return _with_gradient(paddle.add, _rows(rows), _rows(rows)), 3 + 3
+def _add(rows: int) -> Work:
+    return _with_gradient(paddle.add, _rows(rows), _rows(rows))
 
 
-def _bias(rows: int) -> tuple[Work, float]:
-    return _with_gradient(paddle.add, _rows(rows), paddle.rand([WIDTH])), 2 + 2
+def _bias(rows: int) -> Work:
+    return _with_gradient(paddle.add, _rows(rows), paddle.rand([WIDTH]))
 
 
-def _gelu(rows: int) -> tuple[Work, float]:
-    return _with_gradient(partial(F.gelu, approximate=True), _rows(rows)), 2 + 3
+def _gelu(rows: int) -> Work:
+    return _with_gradient(partial(F.gelu, approximate=True), _rows(rows))
 
 
-def _softmax(rows: int) -> tuple[Work, float]:
-    return _with_gradient(F.softmax, _rows(rows)), 2 + 3
+def _softmax(rows: int) -> Work:
+    return _with_gradient(F.softmax, _rows(rows))
 
 
-def _layer_norm(rows: int) -> tuple[Work, float]:
+def _layer_norm(rows: int) -> Work:
     normalise = lambda x, weight, bias: F.layer_norm(x, WIDTH, weight, bias)  # noqa: E731
-    return _with_gradient(normalise, _rows(rows), paddle.rand([WIDTH]), paddle.rand([WIDTH])), 2 + 3
+    return _with_gradient(normalise, _rows(rows), paddle.rand([WIDTH]), paddle.rand([WIDTH]))
 
 
-def _transpose(rows: int) -> tuple[Work, float]:
+def _transpose(rows: int) -> Work:
     swap = partial(paddle.transpose, perm=[1, 0, 2])
-    return _with_gradient(swap, paddle.rand([rows, WIDTH // 64, 64])), 2 + 2
+    return _with_gradient(swap, paddle.rand([rows, WIDTH // 64, 64]))
 
 
-def _cross_entropy(rows: int) -> tuple[Work, float]:
+def _cross_entropy(rows: int) -> Work:
     labels = paddle.zeros([rows, 1], "int64")
-    return _with_gradient(lambda x: F.cross_entropy(x, labels, reduction="none"), _rows(rows)), 2 + 2
+    return _with_gradient(lambda x: F.cross_entropy(x, labels, reduction="none"), _rows(rows))
 
 
-def _adamw(rows: int) -> tuple[Work, float]:
+def _adamw(rows: int) -> Work:
     weight = paddle.create_parameter([rows, WIDTH], "float32")
     optimizer = paddle.optimizer.AdamW(1e-3, parameters=[weight])
     paddle.sum(weight).backward()
-    return optimizer.step, 7
+    return optimizer.step
 
 
-TRAFFIC: dict[str, Callable[[int], tuple[Work, float]]] = {
-    "add": _add,
-    "bias": _bias,
-    "gelu": _gelu,
-    "softmax": _softmax,
-    "layer_norm": _layer_norm,
-    "transpose": _transpose,
-    "cross_entropy": _cross_entropy,
-    "adamw": _adamw,
+TRAFFIC: dict[str, tuple[Callable[[int], Work], int]] = {
+    "add": (_add, 3 + 3),
+    "bias": (_bias, 2 + 2),
+    "gelu": (_gelu, 2 + 3),
+    "softmax": (_softmax, 2 + 3),
+    "layer_norm": (_layer_norm, 2 + 3),
+    "transpose": (_transpose, 2 + 2),
+    "cross_entropy": (_cross_entropy, 2 + 2),
+    "adamw": (_adamw, 7),
 }
-"""Ops that are bound by memory: from a number of rows to the op with its gradient, and how often both read or write a tensor
-of that many rows, as ``cost.fusion`` counts it without fusion."""
+"""Ops that are bound by memory: what makes one, with its gradient, of a number of rows, and how often forward and backward
+read or write a tensor of that many rows, as ``cost.fusion`` counts it without fusion."""
 
 
 def _program_op() -> float:
@@ -303,9 +316,7 @@ LAUNCHES = {"program": _program_op, "eager": _eager_op, "queued": _queued_op}
 def _groups() -> dict[int, Any]:
     """This process's group by its size: all processes, and the pair it belongs to."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
-    if ranks == 1:
-        return {}
-    groups = {ranks: dist.new_group(list(range(ranks)))}
+    groups = {ranks: dist.get_group()}
     if ranks % 2 == 0 and ranks > 2:
         pairs = [dist.new_group([first, first + 1]) for first in range(0, ranks, 2)]
         groups[2] = pairs[rank // 2]

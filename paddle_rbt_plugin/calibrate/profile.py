@@ -43,7 +43,8 @@ def device_profile(fit: DeviceFit, processes: int, gpus: bool) -> dict[str, Any]
             "matmul_tile": fit.tile,
             # As a share of what products reach, like the others.
             "fused_attention_peak": _short(DEFAULT.fused_attention_peak / DEFAULT.matmul_peak),
-            "memory_peak": 1.0,
+            "memory_peak": _short(fit.memory_share),
+            "update_peak": 1.0,
             # A CPU computes while it launches, so that its launches are gaps between kernels and nothing waits for them.
             "kernel_gap_s": _short(fit.kernel_gap_s if gpus else fit.program_launch_s),
             "host_launch_s": _short(fit.program_launch_s) if gpus else 0.0,

@@ -35,7 +35,8 @@ def _table(found: Calibration) -> RenderableType:
     fit = found.fit
     rows = [(f"matrix products, {p}", f"{rate / 1e12:.3g} TFLOP/s", "product") for p, rate in fit.flops.items()]
     rows += [
-        ("memory-bound ops", f"{fit.bandwidth / 1e9:.3g} GB/s", "traffic"),
+        ("optimizer", f"{fit.bandwidth / 1e9:.3g} GB/s", ""),
+        ("other ops bound by memory", f"{fit.bandwidth * fit.memory_share / 1e9:.3g} GB/s", "traffic"),
         ("launch of an op, static program", spell_seconds(fit.program_launch_s), ""),
         ("launch of an op, dygraph", spell_seconds(fit.eager_launch_s), ""),
     ]

@@ -33,7 +33,7 @@ def update_bytes(training: Training) -> float:
 
 def update_seconds(parameters: float, training: Training, device: ComputeDevice, c: Constants) -> float:
     """Time of the optimizer step for ``parameters`` elements updated on one device."""
-    return parameters * update_bytes(training) / (device.bandwidth * c.memory_peak)
+    return parameters * update_bytes(training) / (device.bandwidth * c.update_peak)
 
 
 def gradient_sync_seconds(nbytes: float, candidate: Candidate, net: GroupNetwork, c: Constants) -> float:
