@@ -137,12 +137,15 @@ def test_results_are_written_as_json_markdown_and_plot(case, tmp_path):
     assert files[2].read_text().lstrip().startswith("<?xml")
 
 
-def test_an_unknown_kind_of_plot_is_refused(case, tmp_path):
-    pytest.importorskip("matplotlib")
-    result = run(case, "--no-reference", "--plot", tmp_path / "plot.bmx")
+@pytest.mark.parametrize(
+    ("option", "file", "message"),
+    [("--plot", "plot.bmx", "ends in none of .svg, .png, .pdf"), ("--save", "nowhere/r.json", "there is no folder 'nowhere'")],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(option, file, message, monkeypatch):
+    monkeypatch.setattr("paddle_rbt_plugin.cli.benching.Bench", None)
+    result = run("gpt-345m", option, file)
     assert result.exit_code == 1
-    assert "choose svg, png or pdf" in result.stderr
-    assert [p.name for p in tmp_path.iterdir() if "plot" in p.name] == []
+    assert message in result.stderr
 
 
 def test_the_list_shows_every_case():

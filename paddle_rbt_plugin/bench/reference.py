@@ -47,22 +47,27 @@ class ReferenceTuner:
         self._known: dict[str, Answer] = {}
 
     def __enter__(self) -> ReferenceTuner:
+        self._end = time.monotonic() + self._limit
+        if self._asked:
+            self._start()
+        return self
+
+    def _start(self) -> None:
         command = [sys.executable, "-W", "ignore", "-m", __name__]
         environment = {**os.environ, "FLAGS_enable_pir_api": "0"}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen(command, env=environment, text=True, **pipes)  # type: ignore[call-overload]
-        self._end = time.monotonic() + self._limit
         self._process.stdin.write(json.dumps([_request(case) for case in self._asked]))
         self._process.stdin.close()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._reader.join()
-        self._process.stdout.close()
+        if self._asked:
+            self._process.kill()
+            self._process.wait()
+            self._reader.join()
+            self._process.stdout.close()
 
     def _read(self) -> None:
         for line in self._process.stdout:

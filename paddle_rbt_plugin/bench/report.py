@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from io import BytesIO
+from pathlib import PurePath
 from typing import Any
 
 from paddle_rbt_plugin.bench.results import Result, Row
@@ -12,6 +14,7 @@ from paddle_rbt_plugin.plan.explain import spell_bytes, spell_candidate, spell_s
 
 NAMES = {"ours": "paddle-rbt", "published": "published", "reference": "Paddle's own tuner"}
 """Who chose a strategy, by kind of row."""
+FORMATS = ("svg", "png", "pdf")
 _COLORS = {"ours": "#4051b5", "published": "#f0a030", "reference": "#9a9a9a"}
 
 
@@ -60,14 +63,21 @@ def _line(values: Sequence[str]) -> str:
     return "| " + " | ".join(value.replace("|", "\\|") for value in values) + " |"
 
 
+def plot_format(path: str) -> str:
+    """The format of a plot by the ending of its file's name. Raises TunerError for an unknown one, or without matplotlib."""
+    found = PurePath(path).suffix.removeprefix(".").lower()
+    if found not in FORMATS:
+        raise TunerError(f"no plot can be written to {path!r}: its name ends in none of .{', .'.join(FORMATS)}")
+    if find_spec("matplotlib") is None:
+        raise TunerError("a plot needs matplotlib: install 'paddle-rbt-plugin[plot]'")
+    return found
+
+
 def draw(results: Sequence[Result], file_format: str) -> bytes:
-    """The MFU of every case as an image (``svg``, ``png`` or ``pdf``): one group of bars per case, the best published strategy
-    beside ours. Raises TunerError where matplotlib is not installed, or for another format."""
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise TunerError("the plot needs matplotlib: install 'paddle-rbt-plugin[plot]'") from error
+    """The MFU of every case as an image in one of ``FORMATS``: one group of bars per case, the best published strategy beside
+    ours."""
     from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
     kinds = [kind for kind in NAMES if any(_best_mfu(r, kind) for r in results)]
     height, size = 0.8 / len(kinds), {"fontsize": 7}
@@ -86,10 +96,7 @@ def draw(results: Sequence[Result], file_format: str) -> bytes:
         axes.legend(loc="lower right", fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         image = BytesIO()
-        try:
-            figure.savefig(image, format=file_format, metadata={"Date": None} if file_format == "svg" else None)
-        except ValueError as error:
-            raise TunerError(f"no plot can be written as {file_format!r}; choose svg, png or pdf") from error
+        figure.savefig(image, format=file_format, metadata={"Date": None} if file_format == "svg" else None)
     return image.getvalue()
 
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from paddle_rbt_plugin.bench.case import Case, find_case, suite
 from paddle_rbt_plugin.bench.reference import ReferenceTuner
-from paddle_rbt_plugin.bench.report import NAMES, cells, draw, named, numbered, to_markdown
+from paddle_rbt_plugin.bench.report import NAMES, cells, draw, named, numbered, plot_format, to_markdown
 from paddle_rbt_plugin.bench.results import Change, Result, Row, compare, load_results, to_json
 from paddle_rbt_plugin.bench.run import Bench
 from paddle_rbt_plugin.cli.output import Output, Report, make_table, titled
@@ -50,6 +50,10 @@ def run_suite(
     plot: str | None,
 ) -> None:
     """Runs the named cases, all by default, and prints and writes what they found."""
+    image = plot_format(plot) if plot else ""  # before minutes of work
+    for path in filter(None, (save, markdown, plot)):
+        if not Path(path).absolute().parent.is_dir():
+            raise TunerError(f"{path!r} cannot be written: there is no folder {str(Path(path).parent)!r}")
     chosen = [find_case(name) for name in cases] or list(suite())
     with output.progress("benchmarks") as report:
         results = _run(chosen, reference, reference_limit, report)
@@ -60,7 +64,7 @@ def run_suite(
     if markdown:
         _write(output, markdown, to_markdown(results))
     if plot:
-        _write(output, plot, draw(results, Path(plot).suffix.removeprefix(".").lower()))
+        _write(output, plot, draw(results, image))
     output.result(data, *(_table(result) for result in results))
 
 
@@ -80,6 +84,7 @@ def _run(cases: Sequence[Case], reference: bool, limit: float, report: Report) -
             results.append(benches[-1].run())
         if not reference:
             return results
+        report(_STEPS * len(cases), _STEPS * len(cases), "waiting for Paddle's own tuner")
         return [_with_reference(result, bench, tuner) for result, bench in zip(results, benches, strict=True)]
 
 
