@@ -32,6 +32,7 @@ from paddle_rbt_plugin.search import Progress
 from paddle_rbt_plugin.tuner import tune_graph
 
 _CHOICES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "ep": lambda c: str(c["ep"]) if c.get("ep", 1) > 1 else "",
     "recompute": lambda c: "" if c["recompute"] == "none" else c["recompute"],
     "ZeRO stage": lambda c: str(c["sharding_stage"] or ""),
     "over": lambda c: str(c["sharding_degree"]) if c["sharding_degree"] != "whole" else "",

@@ -16,14 +16,24 @@ class ProcessMesh:
     axes: tuple[str, ...]
     shape: tuple[int, ...]
     ranks: tuple[int, ...]
+    experts: str = ""
+    """The axis along which ranks hold different experts of a mixture: what is sharded along ``ep`` is sharded along it. Empty
+    where every rank holds all of them."""
 
     @property
     def size(self) -> int:
         return len(self.ranks)
 
+    def index(self, axis: str | None) -> int:
+        """Position of an axis, as dims mappings say it; -1 for one the mesh lacks."""
+        if axis == "ep" and self.experts:
+            axis = self.experts
+        return self.axes.index(axis) if axis in self.axes else -1
+
     def degree(self, axis: str) -> int:
         """Ranks along an axis; 1 for an axis the mesh lacks."""
-        return self.shape[self.axes.index(axis)] if axis in self.axes else 1
+        place = self.index(axis)
+        return self.shape[place] if place >= 0 else 1
 
     def coordinate(self, rank: int, axis: str) -> int:
         """Position of a rank along an axis; 0 along an axis the mesh lacks. Raises ValueError for a rank it lacks."""
@@ -60,8 +70,11 @@ def factorisations(devices: int) -> tuple[tuple[int, int, int], ...]:
     return tuple((pp, devices // pp // mp, mp) for pp in _divisors(devices) for mp in _divisors(devices // pp))
 
 
-def stage_meshes(cluster: Cluster, pp: int, dp: int, mp: int, axes: tuple[str, ...] = ("dp", "mp")) -> tuple[ProcessMesh, ...]:
-    """The process mesh of every pipeline stage; stage ``i`` has the ``i``-th run of consecutive ranks.
+def stage_meshes(
+    cluster: Cluster, pp: int, dp: int, mp: int, axes: tuple[str, ...] = ("dp", "mp"), ep: int = 1
+) -> tuple[ProcessMesh, ...]:
+    """The process mesh of every pipeline stage; stage ``i`` has the ``i``-th run of consecutive ranks. With ``ep`` (1 or
+    ``dp``) experts are divided over the ranks of dp.
 
     The last of ``axes`` runs over neighbouring ranks, so that it stays inside a machine before it crosses one. An axis of
     degree 1 is left out; one device alone is the mesh ``("dp",)`` of shape ``(1,)``. Raises ClusterError unless the degrees
@@ -70,12 +83,14 @@ def stage_meshes(cluster: Cluster, pp: int, dp: int, mp: int, axes: tuple[str, .
     degrees = {"dp": dp, "mp": mp}
     if sorted(axes) != sorted(degrees):
         raise ClusterError(f"the axes of a stage are ('dp', 'mp') or ('mp', 'dp'), not {axes!r}")
+    if ep not in (1, dp):
+        raise ClusterError(f"ep {ep} is neither 1 nor dp {dp}: experts are divided over all ranks of dp, or not at all")
     if min(pp, dp, mp) < 1 or pp * dp * mp != cluster.device_count:
         raise ClusterError(f"pp {pp} x dp {dp} x mp {mp} does not use the {cluster.device_count} devices of {cluster} exactly")
     kept = tuple(axis for axis in axes if degrees[axis] > 1) or ("dp",)
     shape = tuple(degrees[axis] for axis in kept)
-    size = dp * mp
-    return tuple(ProcessMesh(kept, shape, tuple(range(stage * size, (stage + 1) * size))) for stage in range(pp))
+    size, experts = dp * mp, "dp" if ep > 1 else ""
+    return tuple(ProcessMesh(kept, shape, tuple(range(stage * size, (stage + 1) * size)), experts) for stage in range(pp))
 
 
 def axis_link(mesh: ProcessMesh, axis: str, cluster: Cluster) -> GroupLink:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +26,7 @@ from paddle_rbt_plugin.graph.pir import CONSTANT_OPS, CONTAINER_OPS, dtype_name,
 _NOT_COMPUTING = (*CONTAINER_OPS, *CONSTANT_OPS, "pd_op.data")
 _MOST_OPS = 150
 """Ops after which a scratch program gives way to a new one, since Paddle lists all ops of a block to show the last."""
+_HALF = frozenset({"float16", "bfloat16"})
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,9 @@ class Oracle:
         except UnsupportedProgram:
             raise
         except Exception as error:  # Paddle's own exceptions have no common base
+            half = {o.dtype for o in question.operands} & _HALF
+            if half:
+                return _with_dtype(self._build(_in_float32(question)), half.pop())
             shapes = ", ".join(str(list(o.shape)) for o in question.operands)
             raise UnsupportedProgram(
                 f"Paddle cannot build {question.op!r} on inputs of shape {shapes} placed as "
@@ -147,6 +151,25 @@ class Oracle:
             self._inputs = _Inputs(paddle.static.Program(), self._paddle_mesh)
         with paddle.static.program_guard(self._inputs.program):
             return _Scratch(self._inputs, question).answer()
+
+
+def _in_float32(question: Question) -> Question:
+    """The same question of float32: Paddle refuses ops for which its wheel has no kernel, and CPU wheels lack some of half
+    precision (the gradient of a softmax); placements do not depend on it."""
+    slots = tuple(
+        (slot, tuple(replace(o, dtype="float32") if o.dtype in _HALF else o for o in operands))
+        for slot, operands in question.slots
+    )
+    return replace(question, slots=slots)
+
+
+def _with_dtype(answers: Sequence[Built], dtype: str) -> tuple[Built, ...]:
+    """The answers to such a question, in the precision that was asked for."""
+
+    def in_dtype(values: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(replace(v, dtype=dtype) if v.dtype == "float32" else v for v in values)
+
+    return tuple(replace(b, uses=in_dtype(b.uses), products=in_dtype(b.products)) for b in answers)
 
 
 @contextmanager

@@ -56,6 +56,8 @@ class Candidate:
     sharding_degree: int | Literal["whole"] = "whole"
     """Ranks that ZeRO splits states over: the ``whole`` data-parallel group, or parts of it of so many neighbours, each with a
     copy of the states (hybrid sharding, arXiv 2304.11277, section 3.2.2)."""
+    ep: int = 1
+    """Ranks over which the experts of a mixture are divided: 1, or all of dp."""
 
     def shards(self, dp: int) -> int:
         """Over how many of ``dp`` replicas the states are split."""

@@ -60,8 +60,8 @@ class Estimate:
     """Every stage fits its device, less the reserve."""
     time: Mapping[str, float]
     """Seconds that add up to the step, along the busiest stage: ``forward``, ``backward``, ``recompute`` (kernels),
-    ``mp_communication``, ``host`` (the device waits for launches), ``p2p``, ``bubble``, ``dp_communication`` (what is
-    exposed of it), ``optimizer``."""
+    ``mp_communication``, ``ep_communication`` (the exchange of tokens, where experts are divided), ``host`` (the device waits
+    for launches), ``p2p``, ``bubble``, ``dp_communication`` (what is exposed of it), ``optimizer``."""
     memory: Mapping[str, float]
     """Bytes that add up to the peak: ``parameters``, ``master_weights``, ``gradients``, ``optimizer_states``,
     ``activations``, ``recomputed``, ``temporaries``, ``communication``."""
@@ -119,7 +119,7 @@ def estimate(
         peak_memory_bytes=largest.peak_memory_bytes,
         fits=all(s.fits for s in reports),
         time={
-            **_pipeline_breakdown(busiest, micro_batches, pipeline, c),
+            **_pipeline_breakdown(busiest, micro_batches, pipeline, c, completion.mesh.degree("ep") > 1),
             "dp_communication": closing.gradient_sync,
             "optimizer": closing.update,
         },
@@ -137,16 +137,19 @@ def model_flop(completion: Completion, candidate: Candidate, shared: SharedCosts
     return sum(shared.flop(work, completion.mesh) for work in completion.work) * samples / completion.batch
 
 
-def _pipeline_breakdown(s: StageCost, micro_batches: int, pipeline: float, c: Constants) -> dict[str, float]:
+def _pipeline_breakdown(s: StageCost, micro_batches: int, pipeline: float, c: Constants, experts: bool) -> dict[str, float]:
     forward, recompute, backward = (sum(passes, PassCost()) for passes in (s.forward, s.recompute, s.backward))
     p2p = 2 * len(s.forward) * s.send
     device = sum(p.compute + p.communication for p in (forward, recompute, backward))
     busy = s.busy_seconds(c)
+    communication = sum(p.communication for p in (forward, recompute, backward))
+    exchange = sum(p.along_dp for p in (forward, recompute, backward)) if experts else 0.0
     return {
         "forward": micro_batches * forward.compute,
         "backward": micro_batches * backward.compute,
         "recompute": micro_batches * recompute.compute,
-        "mp_communication": micro_batches * (forward.communication + recompute.communication + backward.communication),
+        "mp_communication": micro_batches * (communication - exchange),
+        **({"ep_communication": micro_batches * exchange} if experts else {}),
         "host": micro_batches * (busy - p2p - device),
         "p2p": micro_batches * p2p,
         "bubble": pipeline - micro_batches * busy,

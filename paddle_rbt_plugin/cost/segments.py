@@ -36,6 +36,8 @@ class PassCost:
     communication: float = 0.0
     launches: int = 0
     flop: float = 0.0
+    along_dp: float = 0.0
+    """Seconds of the communication along the data-parallel axis: what experts divided over it exchange."""
 
     def __add__(self, other: PassCost) -> PassCost:
         return PassCost(
@@ -43,6 +45,7 @@ class PassCost:
             self.communication + other.communication,
             self.launches + other.launches,
             self.flop + other.flop,
+            self.along_dp + other.along_dp,
         )
 
     def seconds(self, c: Constants) -> float:
@@ -133,7 +136,7 @@ def _pass_cost(
     left_out = {i for core in fused for i in core.ops}
     total = sum((_fused_cost(core, sizes, machine, is_backward) for core in fused), PassCost())
     compute, communication, launches, flop = total.compute, total.communication, total.launches, total.flop
-    beside: dict[str, float] = {}
+    along_dp, beside = 0.0, dict[str, float]()
     for i, (kernel, traffic) in enumerate(kernels):
         if i in left_out:
             continue
@@ -147,10 +150,11 @@ def _pass_cost(
         for collective in kernel.collectives:
             seconds = collective_costs(collective, sizes, machine)
             communication += sum(seconds.values())
+            along_dp += sum(seconds.values()) if collective.axis == "dp" else 0.0
             if overlap and collective.axis == "mp":
                 reduction = seconds.get("all_reduce", seconds.get("reduce_scatter", 0.0))
                 communication -= min(reduction, beside.get(collective.value.name, 0.0))
-    return PassCost(compute, communication, launches, flop)
+    return PassCost(compute, communication, launches, flop, along_dp)
 
 
 def _weight_gradient_seconds(kernel: Kernel, sizes: Sizes, machine: Machine) -> float:

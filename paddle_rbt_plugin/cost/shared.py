@@ -136,11 +136,15 @@ class SharedCosts:
 
     def _use_of_axes(self, work: SegmentWork, mesh: ProcessMesh) -> tuple[frozenset[str], bool]:
         """The axes along which a segment communicates in a micro step, and whether any of its values that grow with the
-        batch is not split over the data-parallel group, so that the group's size counts beside the samples of a rank."""
+        batch is not split over the data-parallel group, or another one (experts) is, so that the group's size counts beside
+        the samples of a rank."""
         if id(work) not in self._axes:
             dp = mesh.axes.index("dp") if "dp" in mesh.axes else None
             axes = frozenset(c.axis for k in (*work.forward, *work.backward) for c in k.collectives)
-            spread = any(v.batch_dim is not None and v.placement.dims_mapping[v.batch_dim] != dp for v in work.values())
+            spread = any(
+                v.placement.dims_mapping[v.batch_dim] != dp if v.batch_dim is not None else dp in v.placement.dims_mapping
+                for v in work.values()
+            )
             self._axes[id(work)] = axes, spread
             self._works.setdefault(id(work), (work, work))
         return self._axes[id(work)]

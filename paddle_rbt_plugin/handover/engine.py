@@ -39,6 +39,7 @@ def install() -> None:
         return
     patches.give_distributed_strategy_tuning()
     patches.let_engine_fit_in_pir()
+    patches.let_shards_become_partial()
     original = Engine._parallel_pir
 
     @functools.wraps(original)

@@ -43,7 +43,8 @@ def enable_static_training_on_cpu(meshes: Sequence[Any]) -> None:
     ``meshes`` are Paddle process meshes; the communication groups of each are made here, in the same order on every rank.
     Reason: ``ProcessGroup.instantiate`` asserts a CUDA device; group ids are counted per rank while gloo's store keys hold
     nothing but the id, so ranks that create their groups in different orders wait for each other forever;
-    ``ProgramHelper.init_pir`` runs a barrier that only NCCL has. Versions: 3.0 to 3.3.
+    ``ProgramHelper.init_pir`` runs a barrier that only NCCL has, and so are reduce-scatter and all-to-all, which become an
+    all-reduce or all-gather and a slice. Versions: 3.0 to 3.3.
 
     Raises TunerError for a mesh with two active axes: there every ring of the CPU executor behaves as the first one used,
     and the results are wrong without an error (native Paddle included).
@@ -59,6 +60,10 @@ def enable_static_training_on_cpu(meshes: Sequence[Any]) -> None:
                 f"static PIR programs on CPU compute wrong numbers on a mesh with two active axes ({mesh.shape}): train on "
                 "GPUs, through plan.shard_layer (dygraph), or restrict the search to one axis, e.g. search_space={'mp': 1}"
             )
+    from paddle.distributed.auto_parallel.static.reshard_funcs import p_to_s_reshard_func, s_to_s_reshard_func
+
+    p_to_s_reshard_func.PToSReshardFunction.reshard = _reshard_through_whole
+    s_to_s_reshard_func.SToSReshardFunction.reshard = _reshard_through_whole
     process_group.ProcessGroup.instantiate = _instantiate_gloo
     paddle._legacy_C_ops.barrier = lambda *_: paddle.distributed.barrier()
     for mesh in meshes:
@@ -79,6 +84,36 @@ def _instantiate_gloo(group: Any) -> None:
         store = core.create_or_get_global_tcp_store()
         core.CommContextManager.create_gloo_comm_context(store, str(group.id), group.local_rank(rank), group.nranks)
     group._is_instantiate = True
+
+
+def let_shards_become_partial() -> None:
+    """Adds the one change of placement that static PIR lacks, from sharded to partial: gathered first, as dygraph does it.
+
+    Reason: where a partial result goes on sharded, as that of experts divided over the data-parallel ranks does, autodiff makes
+    its gradient partial: ``There is no reshard function that matches src_dist_attr``. Versions: 3.0 to 3.3.
+    """
+    from paddle.distributed.auto_parallel.static.reshard_funcs import base_reshard_func as base
+
+    class ShardToPartial(base.ReshardFunction):
+        reshard = _reshard_through_whole
+
+        def is_suitable(self, source: Any, target: Any) -> bool:
+            mesh = source.process_mesh
+            shards_to_partial = not base.is_partial(source) and base.is_shard(source) and base.is_partial(target)
+            return shards_to_partial and not base.is_shard(target) and mesh == target.process_mesh and mesh.ndim == 1
+
+    base.register_reshard_func(ShardToPartial())
+
+
+def _reshard_through_whole(_: Any, source: Any, target: Any, value: Any, target_type: Any) -> Any:
+    """A ``ReshardFunction.reshard`` that makes the whole tensor on every rank, and then what is wanted of it."""
+    import paddle
+    from paddle.distributed.auto_parallel.static.reshard_funcs.base_reshard_func import choose_reshard_func
+
+    pir = paddle.base.libpaddle.pir
+    whole = pir.create_tensor_dist_attribute(source.process_mesh, [-1] * len(source.dims_mapping), {})
+    value = choose_reshard_func(source, whole).reshard(source, whole, value, pir.cvt_to_dist_type(value.type(), whole))
+    return choose_reshard_func(whole, target).reshard(whole, target, value, target_type)
 
 
 def give_distributed_strategy_tuning() -> None:

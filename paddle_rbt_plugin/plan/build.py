@@ -38,6 +38,7 @@ def make_plan(
         sequence_parallel=best.sequence_parallel,
         schedule=best.schedule,
         vpp=best.vpp,
+        ep=best.ep,
         precision=training.precision,
         stages=stages,
         tensors=_tensors(analysis, result, stages),

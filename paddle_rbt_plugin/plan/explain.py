@@ -126,6 +126,7 @@ def decision(plan: Plan) -> dict[str, Any]:
         "sequence_parallel": plan.sequence_parallel,
         "schedule": plan.schedule,
         "vpp": plan.vpp,
+        "ep": plan.ep,
         "axes": list(plan.stages[0].axes),
     }
 
@@ -139,6 +140,9 @@ def communication(plan: Plan) -> list[dict[str, Any]]:
         for axis in mesh.axes
         if mesh.degree(axis) > 1
     ]
+    if plan.ep > 1:
+        where = f"ep {plan.ep}: the ranks of dp hold different experts, and exchange the tokens that these are to see"
+        rows.append({"axis": "ep", "degree": plan.ep, "where": where})
     firsts = [stage.devices[0] for stage in plan.stages]
     cuts = list(itertools.pairwise(firsts))
     crossing = sum(cluster.machine_of(a) != cluster.machine_of(b) for a, b in cuts)
@@ -154,8 +158,8 @@ def runner_ups(plan: Plan, count: int = _RUNNER_UPS) -> list[dict[str, Any]]:
     ``slower_s`` is in seconds, ``more_memory_bytes`` may be negative: time decides first."""
     best: dict[tuple[int, ...], dict[str, Any]] = {}
     for candidate in plan.candidates:
-        degrees = tuple(candidate[axis] for axis in ("pp", "dp", "mp"))
-        if degrees != tuple(plan.degrees[axis] for axis in ("pp", "dp", "mp")):
+        degrees = _degrees(candidate)
+        if degrees != _degrees(decision(plan)):
             best.setdefault(degrees, dict(candidate))
     rows = sorted(best.values(), key=lambda c: c["step_time_s"])[:count]
     for row in rows:
@@ -180,6 +184,8 @@ def group_rejected(rejected: Iterable[Mapping[str, Any]]) -> list[RejectedGroup]
 def spell_candidate(candidate: Mapping[str, Any]) -> str:
     """``pp 1 x dp 4 x mp 2, micro batch 4, full recomputation``: degrees, and what is not as usual."""
     parts = [" x ".join(f"{axis} {candidate[axis]}" for axis in ("pp", "dp", "mp"))]
+    if candidate.get("ep", 1) > 1:
+        parts.append(f"ep {candidate['ep']}")
     if "micro_batch" in candidate:
         parts.append(f"micro batch {candidate['micro_batch']}")
     if candidate.get("recompute", "none") != "none":
@@ -195,6 +201,11 @@ def spell_candidate(candidate: Mapping[str, Any]) -> str:
     if list(candidate.get("axes", ())) == ["mp", "dp"]:
         parts.append("mp outside dp")
     return ", ".join(parts)
+
+
+def _degrees(candidate: Mapping[str, Any]) -> tuple[int, ...]:
+    """How it uses the devices; plans saved before there was ``ep`` lack it."""
+    return tuple(candidate.get(axis, 1) for axis in ("pp", "dp", "mp", "ep"))
 
 
 def spell_seconds(seconds: float) -> str:

@@ -122,6 +122,8 @@ class Plan:
     sharding_degree: int | str = "whole"
     """Replicas that ZeRO splits states over: the ``whole`` data-parallel group, or a part of neighbours that divides it."""
     schema: int = field(default=SCHEMA)
+    ep: int = 1
+    """Ranks over which the experts of a mixture are divided: 1, or all of dp. No factor of the devices beside dp."""
 
     def placements(self, name: str) -> TensorPlacement:
         """Where a tensor lies, by its name or its path in ``named_parameters()``. Raises PlanError for an unknown name."""

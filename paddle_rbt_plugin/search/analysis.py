@@ -36,13 +36,17 @@ class Analysis:
     """Sentences on those that were."""
     _oracles: dict[tuple, AnyOracle] = field(default_factory=dict, compare=False, repr=False)
     _completions: dict[tuple, Completion] = field(default_factory=dict, compare=False, repr=False)
-    _sharded: dict[tuple, dict[str, set[int]]] = field(default_factory=dict, compare=False, repr=False)
-    """Sizes of the dimensions that a completion shards, by axis."""
+    _sharded: dict[int, dict[str, set[int]]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def claims(self) -> dict[int, tuple[ExpandedSpec, Match]]:
         """Every claimed tensor with its spec and the match that claims it, collected once for all candidates."""
         return self.matches.claims
+
+    @cached_property
+    def axes(self) -> frozenset[str]:
+        """The axes along which patterns shard anything."""
+        return frozenset(axis for spec, _ in self.claims.values() for axis in spec if axis is not None)
 
     @cached_property
     def unmatched(self) -> tuple[Tensor, ...]:
@@ -53,7 +57,7 @@ class Analysis:
         """Where a parameter or data tensor lies: as its pattern says; else data by the batch, parameters whole."""
         if tensor.index in self.claims:
             spec, _ = self.claims[tensor.index]
-            return Placement(tuple(mesh.axes.index(a) if a in mesh.axes else -1 for a in spec))
+            return Placement(tuple(map(mesh.index, spec)))
         if tensor.kind == "data" and "dp" in mesh.axes:
             return data_parallel(tensor.shape, self.batch, mesh.axes.index("dp"))
         return Placement.replicated(tensor.ndim)
@@ -80,17 +84,17 @@ class Analysis:
 
         What Paddle answers depends on a degree only in what it divides, so the completion of the smallest mesh serves for all
         larger ones whose degrees divide every dimension that it shards. A data-parallel degree divides the batch."""
-        small = ProcessMesh(mesh.axes, tuple(map(_smallest_factor, mesh.shape)), ())
+        small = ProcessMesh(mesh.axes, tuple(map(_smallest_factor, mesh.shape)), (), mesh.experts)
         if not self._divides(self._completion(small), mesh):
             shape = (_smallest_factor(n) if axis == "dp" else n for axis, n in zip(mesh.axes, mesh.shape, strict=True))
-            small = ProcessMesh(mesh.axes, tuple(shape), ())
+            small = ProcessMesh(mesh.axes, tuple(shape), (), mesh.experts)
         return replace(self._completion(small), mesh=mesh)
 
     def _completion(self, mesh: ProcessMesh) -> Completion:
-        key = (mesh.axes, mesh.shape)
+        key = (mesh.axes, mesh.shape, mesh.experts)
         if key not in self._completions:
             mesh = replace(mesh, ranks=tuple(range(prod(mesh.shape))))
-            oracle = self._oracles.setdefault(key, make_oracle(mesh))
+            oracle = self._oracles.setdefault(key[:2], make_oracle(mesh))
             leaves = {t.index: self.placement(t, mesh) for t in self.graph.tensors if t.kind != "var"}
             self._completions[key] = complete(
                 self.graph, self.layers, mesh, leaves, self.batch, self.batch_dims, oracle, self.train
@@ -99,30 +103,47 @@ class Analysis:
 
     def _divides(self, completion: Completion, mesh: ProcessMesh) -> bool:
         """Whether the degrees of a mesh, dp aside, divide what the completion shards along them."""
-        key = (completion.mesh.axes, completion.mesh.shape)
+        sizes = self._sharded_sizes(completion)
+        return all(axis == "dp" or all(s % n == 0 for s in sizes[axis]) for axis, n in zip(mesh.axes, mesh.shape, strict=True))
+
+    def _sharded_sizes(self, completion: Completion) -> dict[str, set[int]]:
+        """Sizes of the dimensions that a completion shards, by axis."""
+        key = id(completion.work)  # the same for all meshes that share a completion, and kept alive by it
         if key not in self._sharded:
-            sharded: dict[str, set[int]] = {axis: set() for axis in mesh.axes}
+            axes = completion.mesh.axes
+            sharded: dict[str, set[int]] = {axis: set() for axis in axes}
             for work in {id(w): w for w in completion.work}.values():
                 for value in work.values():
                     for size, axis in zip(value.shape, value.placement.dims_mapping, strict=True):
                         if axis >= 0:
-                            sharded[mesh.axes[axis]].add(size)
+                            sharded[axes[axis]].add(size)
             self._sharded[key] = sharded
-        sizes = self._sharded[key]
-        return all(axis == "dp" or all(s % n == 0 for s in sizes[axis]) for axis, n in zip(mesh.axes, mesh.shape, strict=True))
+        return self._sharded[key]
 
     def lost_sharding(self, completion: Completion) -> str:
-        """The first sharding that a pattern asked for and completion gave up; empty where all survived."""
+        """The first sharding that a pattern asked for and completion gave up, or a value that it divides although that cannot
+        be done evenly, which Paddle computes wrongly; empty where all is well."""
         mesh = completion.mesh
+        for along, sizes in self._sharded_sizes(completion).items():
+            uneven = [size for size in sizes if size % mesh.degree(along)]
+            if uneven:
+                return self._uneven(completion, along, min(uneven))
         for tensor, (spec, match) in self.claims.items():
             placed = completion.placements[tensor].dims_mapping
             for dim, axis in enumerate(spec):
-                if axis is not None and mesh.degree(axis) > 1 and placed[dim] != mesh.axes.index(axis):
+                if axis is not None and mesh.degree(axis) > 1 and placed[dim] != mesh.index(axis):
                     name = self.graph.tensors[tensor].name
                     return (
                         f"pattern {match.pattern} shards dim {dim} of {name} along {axis}, but Paddle's completion gives it up"
                     )
         return ""
+
+    def _uneven(self, completion: Completion, axis: str, size: int) -> str:
+        place = completion.mesh.index(axis)
+        values = (value for work in completion.work for value in work.values())
+        value = next(v for v in values if (size, place) in zip(v.shape, v.placement.dims_mapping, strict=True))
+        dim = value.placement.dims_mapping.index(place)
+        return f"Paddle divides dim {dim} of {value.name}, of size {size}, along {axis} {completion.mesh.degree(axis)}"
 
 
 def analyse(

@@ -102,7 +102,8 @@ class Search:
 
     def completion(self, candidate: Candidate) -> Completion:
         """The completion of a stage's mesh."""
-        return self.analysis.complete(stage_meshes(self.cluster, candidate.pp, candidate.dp, candidate.mp, candidate.axes)[0])
+        c = candidate
+        return self.analysis.complete(stage_meshes(self.cluster, c.pp, c.dp, c.mp, c.axes, c.ep)[0])
 
     def evaluate(
         self,
@@ -213,7 +214,7 @@ def _best_by_bounds(search: Search, fitting: Mapping[Degrees, Sequence[Bounded]]
     for degrees, fits in fitting.items():
         if search.deadline.passed("not every way to use the devices was compared"):
             break
-        if not any(Degrees(c.pp, c.dp, c.mp) == degrees for c in best):
+        if not any(Degrees.of(c) == degrees for c in best):
             best |= _best_first(search, fits, 1)
     return best
 

@@ -97,7 +97,7 @@ def _settings(search: Search) -> Iterator[Setting]:
         for c in variants(search.analysis, search.cluster, search.training, search.space, degrees):
             if c.vpp == 1 and c.schedule != "VPP":
                 zero = (c.sharding_stage, c.sharding_degree)
-                common = (c.pp, c.dp * c.micro_batch, c.axes, c.sequence_parallel, c.schedule, *zero)
+                common = (c.pp, c.dp * c.micro_batch, c.axes, c.sequence_parallel, c.schedule, *zero, c.ep > 1)
                 mesh = (c.dp, c.mp) if search.space.forbids("layer_meshes", "any") else ()
                 members.setdefault((*common, *mesh), []).append(c)
     lost: dict[tuple[object, ...], str] = {}
@@ -105,7 +105,7 @@ def _settings(search: Search) -> Iterator[Setting]:
         options = []
         for c in candidates:
             completion = search.completion(c)
-            key = (completion.mesh.axes, completion.mesh.shape)
+            key = (completion.mesh.axes, completion.mesh.shape, completion.mesh.experts)
             if key not in lost:
                 lost[key] = search.analysis.lost_sharding(completion)
             if not lost[key]:

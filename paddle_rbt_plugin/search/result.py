@@ -106,7 +106,7 @@ def _reasons(rejected: Iterable[Rejected]) -> str:
 
 def _spell(rejected: Rejected) -> str:
     c = rejected.candidate
-    text = f"pp {c['pp']} x dp {c['dp']} x mp {c['mp']}"
+    text = f"pp {c['pp']} x dp {c['dp']} x mp {c['mp']}" + (f" with ep {c['ep']}" if c.get("ep", 1) > 1 else "")
     if "micro_batch" in c:
-        text += f" with micro batch {c['micro_batch']}, recompute {c['recompute']}, sharding stage {c['sharding_stage']}"
+        text += f", micro batch {c['micro_batch']}, recompute {c['recompute']}, sharding stage {c['sharding_stage']}"
     return text

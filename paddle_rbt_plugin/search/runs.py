@@ -261,5 +261,5 @@ def option_of(candidate: Candidate, strategy: LayerStrategy, samples: int) -> Op
     dp, mp = mesh.degree("dp"), mesh.degree("mp")
     return Option(
         strategy,
-        replace(candidate, dp=dp, mp=mp, micro_batch=samples // dp, recompute=strategy.recompute),
+        replace(candidate, dp=dp, mp=mp, ep=mesh.degree("ep"), micro_batch=samples // dp, recompute=strategy.recompute),
     )

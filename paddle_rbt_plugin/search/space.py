@@ -1,6 +1,6 @@
 """The space of candidates: every way to use the devices, less what the user, the model or the cluster rules out.
 
-    { (pp, dp, mp, micro batch, recompute, ZeRO stage and degree, sequence parallelism, schedule, vpp, order of axes) :
+    { (pp, dp, mp, ep, micro batch, recompute, ZeRO stage and degree, sequence parallelism, schedule, vpp, order of axes) :
           pp dp mp = devices,  micro batch * accumulate steps * dp = global batch }
 
 Each (pp, dp, mp) whose product is the number of devices appears either in a candidate or in a rejection with its reason
@@ -13,6 +13,9 @@ all of its values. Left alone, all values of a dimension are searched, except wh
 - States are split over the whole data-parallel group, and at ZeRO stages 2 and 3 also over the part of it that shares a machine
   (``sharding_degree``). Stage 1 sends as many bytes between machines either way, so that a part only costs memory.
 - Micro batches of more than 32 samples per rank (``MAX_MICRO_BATCH``): products have reached the device's peak long before.
+- Experts of a mixture stay whole on every rank (ep 1) or are divided over all ranks of dp (ep = dp, as in GShard, arXiv
+  2006.16668): a tensor dimension lies along one mesh axis, so dp cannot be split into an ep and the rest. ZeRO would split the
+  experts' states over the very ranks that hold different experts, so it is not combined with ep.
 - An interleaved schedule cuts evenly (pp * vpp divides the layers) and takes groups of pp micro batches, as Paddle's does.
 """
 
@@ -64,6 +67,7 @@ class SearchSpace:
     pp: tuple[int, ...] | None = None
     dp: tuple[int, ...] | None = None
     mp: tuple[int, ...] | None = None
+    ep: tuple[int, ...] | None = None
     micro_batch: tuple[int, ...] | None = None
     accumulate_steps: tuple[int, ...] | None = None
     recompute: tuple[str, ...] | None = None
@@ -151,14 +155,20 @@ def _value(key: str, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Degrees:
-    """One way to use all devices."""
+    """One way to use all devices. ``ep`` of the ``dp`` ranks, all or 1, hold different experts."""
 
     pp: int
     dp: int
     mp: int
+    ep: int = 1
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"pp": self.pp, "dp": self.dp, "mp": self.mp}
+    @classmethod
+    def of(cls, candidate: Candidate) -> Degrees:
+        return cls(candidate.pp, candidate.dp, candidate.mp, candidate.ep)
+
+    def to_dict(self) -> dict[str, int]:
+        """The degrees by axis, ``ep`` only where experts are divided."""
+        return {"pp": self.pp, "dp": self.dp, "mp": self.mp} | ({"ep": self.ep} if self.ep > 1 else {})
 
 
 def ways(analysis: Analysis, cluster: Cluster, training: Training, space: SearchSpace) -> tuple[list[Degrees], list[Rejected]]:
@@ -168,16 +178,21 @@ def ways(analysis: Analysis, cluster: Cluster, training: Training, space: Search
     _check_degrees(space, cluster)
     found: list[Degrees] = []
     rejected: list[Rejected] = []
-    for pp, dp, mp in factorisations(cluster.device_count):
-        degrees = Degrees(pp, dp, mp)
+    for degrees in _all_degrees(analysis, cluster, space):
         reason = _rules_out(analysis, training, space, degrees.to_dict())
         if not reason and next(variants(analysis, cluster, training, space, degrees), None) is None:
-            reason = f"no micro batch of the {training.global_batch // dp} samples per replica fits the search space"
+            reason = f"no micro batch of the {training.global_batch // degrees.dp} samples per replica fits the search space"
         if reason:
             rejected.append(Rejected(degrees.to_dict(), reason))
         else:
             found.append(degrees)
     return found, rejected
+
+
+def _all_degrees(analysis: Analysis, cluster: Cluster, space: SearchSpace) -> Iterator[Degrees]:
+    for pp, dp, mp in factorisations(cluster.device_count):
+        chosen = space.ep or ((1, dp) if "ep" in analysis.axes else (1,))
+        yield from (Degrees(pp, dp, mp, ep) for ep in dict.fromkeys(chosen))
 
 
 def _check_degrees(space: SearchSpace, cluster: Cluster) -> None:
@@ -221,8 +236,15 @@ def _rules_out(analysis: Analysis, training: Training, space: SearchSpace, degre
         return f"pp {degrees['pp']} exceeds the {layers} layer{'s' if layers > 1 else ''} of the model"
     if training.global_batch % degrees["dp"]:
         return f"dp {degrees['dp']} does not divide the global batch of {training.global_batch}"
-    if degrees["mp"] > 1 and not any("mp" in spec for spec, _ in analysis.claims.values()):
-        return "no pattern that matched shards anything along mp"
+    for axis in ("mp", "ep"):
+        if degrees.get(axis, 1) > 1 and axis not in analysis.axes:
+            return f"no pattern that matched shards anything along {axis}"
+    if degrees.get("ep", 1) > 1 and space.forbids("sharding_stage", 0):
+        return f"{space.forbids('sharding_stage', 0)}, and experts are divided without ZeRO"
+    if degrees.get("ep", 1) not in (1, degrees["dp"]):
+        return (
+            f"ep {degrees['ep']} is neither 1 nor dp {degrees['dp']}: experts are divided over all ranks of dp, or not at all"
+        )
     return analysis.indivisible({axis: n for axis, n in degrees.items() if axis != "pp"})
 
 
@@ -248,7 +270,9 @@ def variants(
             continue
         for schedule, vpp in _schedules(space, pp, steps, analysis.layers.count):
             for axes, recompute, (zero, ranks), sp in choices:
-                yield Candidate(pp, dp, mp, micro_batch, steps, tuple(axes), recompute, zero, sp, schedule, vpp, ranks)
+                yield Candidate(
+                    pp, dp, mp, micro_batch, steps, tuple(axes), recompute, zero, sp, schedule, vpp, ranks, degrees.ep
+                )
 
 
 def _zero(
@@ -261,7 +285,7 @@ def _zero(
     for stage in _values(space, "sharding_stage"):
         if stage == 0:
             yield 0, "whole"
-        if stage == 0 or dp == 1 or not train:
+        if stage == 0 or dp == 1 or degrees.ep > 1 or not train:
             continue
         if not space.forbids("sharding_degree", "whole") or not space.forbids("sharding_degree", dp):
             yield stage, "whole"

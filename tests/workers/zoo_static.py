@@ -1,6 +1,8 @@
-"""Trains a model of the zoo alone and as a static program handed over under its mp plan, and writes the losses of both.
+"""Trains a model of the zoo alone and as a static program handed over under a plan, and writes the losses of both.
 
-python -m paddle.distributed.launch --nproc_per_node 2 --backend gloo zoo_static.py MODEL OUT
+python -m paddle.distributed.launch --nproc_per_node 2 --backend gloo zoo_static.py MODEL [SPACE] OUT
+
+SPACE is the search space as JSON, by default {"mp": [2]}.
 """
 
 from __future__ import annotations
@@ -34,26 +36,28 @@ def passed_on(loss, labels):
     return loss
 
 
-def train_static(name: str, data: list) -> tuple[list[float], list[str]]:
+def train_static(name: str, data: list, space: dict) -> tuple[list[float], list[str]]:
     layer = Hidden(build(ZOO[name]))
     optimizer = paddle.optimizer.AdamW(1e-3, parameters=layer.parameters())
-    tuning = {"enable": True, "pass_name": "rule_based_tuner", "search_space": {"mp": [2]}}
+    tuning = {"enable": True, "pass_name": "rule_based_tuner", "search_space": space}
     spec = ZOO[name].spec
     extra = paddle.static.InputSpec(spec[1].shape, spec[1].dtype, "unused")
     model = dist.to_static(layer, None, passed_on, optimizer, dist.Strategy({"tuning": tuning}), input_spec=[spec, [extra]])
     model.train()
     loader = rbt.engine_plan(model).shard_dataloader([[*batch, batch[1]] for batch in data])
-    losses = [float(model(*batch)) for batch in loader]
+    losses = paddle.to_tensor([float(model(*batch)) for batch in loader])
+    dist.all_reduce(losses, dist.ReduceOp.SUM)  # each rank has that of its part of the batch
     ops = model._engine._fwd_main_progs["train"].global_block().ops
-    return losses, sorted({op.name().removeprefix("pd_op.") for op in ops})
+    return (losses / dist.get_world_size()).tolist(), sorted({op.name().removeprefix("pd_op.") for op in ops})
 
 
-def main(name: str, out: str) -> None:
+def main(name: str, *more: str) -> None:
+    *space, out = more
     paddle.set_device("cpu")
     dist.init_parallel_env()
     data = [[paddle.to_tensor(x) for x in ZOO[name].sample(step)] for step in range(STEPS)]
     serial = train(build(ZOO[name]), data)
-    parallel, ops = train_static(name, data)
+    parallel, ops = train_static(name, data, json.loads(space[0]) if space else {"mp": [2]})
     if dist.get_rank() == 0:
         Path(out).write_text(json.dumps({"serial": serial, "parallel": parallel, "ops": ops}))
 

@@ -69,6 +69,7 @@ ZOO = {
     "Multi-query": Model(llama.multi_query, _text("tokens", "labels")),
     "Qwen": Model(llama.qwen, _text("tokens", "labels")),
     "Mixtral": Model(mixtral.mixtral, _text("tokens", "labels")),
+    "GShard": Model(mixtral.gshard, _text("tokens", "labels")),
 }
 
 
