@@ -38,19 +38,23 @@ def main() -> None:
     parser.add_argument("--curve", action="store_true")
     parser.add_argument("--experts", type=Path)
     parser.add_argument("--reference", type=Path)
+    parser.add_argument("--json", type=Path, help="also write what was measured here")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         what = json.loads(arguments.measure)
         print("RESULT" + json.dumps(measure_program(what["program"]) if "program" in what else measure(**what)))
+    found: dict[str, Any] = {}
     if arguments.speed:
-        speed()
+        found["speed"] = speed()
     if arguments.curve:
-        curve()
+        found["curve"] = curve()
     if arguments.experts:
-        experts.show(arguments.experts)
+        found["experts"] = experts.show(arguments.experts)
     if arguments.reference:
-        reference(arguments.reference)
+        found["reference"] = reference(arguments.reference)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1))
 
 
 def measure(model: Any, cluster: str, batch: int, level: str = "o1", space: Any = None) -> dict[str, Any]:
@@ -103,7 +107,12 @@ def measured(**what: Any) -> dict[str, Any]:
     return json.loads(lines[0].removeprefix("RESULT"))
 
 
-def speed() -> None:
+def row(*cells: Any, head: bool = False) -> None:
+    """One row of a table in Markdown."""
+    print(("\n| " if head else "| ") + " | ".join(map(str, cells)) + " |" + ("\n|" + "---|" * len(cells)) * head, flush=True)
+
+
+def speed() -> list[dict[str, Any]]:
     """Whole plans, tracing included."""
     rows = [
         ("gpt3-175b", "128x8:A100-80G", 1536, "o1"),
@@ -111,30 +120,37 @@ def speed() -> None:
         ("llama3-405b", "2048x8:H100", 2048, "o1"),
         ("gpt3-13b", "2x8:A100-80G+2x8:V100-32G", 256, "o3"),
     ]
-    print(f"{'model':<13}{'cluster':<28}{'level':<7}{'wall s':>8}{'CPU s':>8}{'tracing s':>11}{'GiB':>6}  plan")
+    row("model", "cluster", "level", "seconds", "CPU seconds", "of these tracing", "GiB", "plan", head=True)
+    found = []
     for model, cluster, batch, level in rows:
-        r = measured(model=model, cluster=cluster, batch=batch, level=level)
-        print(
-            f"{model:<13}{cluster:<28}{level:<7}{r['wall_s']:>8.2f}{r['cpu_s']:>8.2f}{r['tracing_s']:>11.2f}"
-            f"{r['memory_gib']:>6.2f}  {r['plan']}",
-            flush=True,
+        r = {"model": model, "cluster": cluster, "level": level} | measured(
+            model=model, cluster=cluster, batch=batch, level=level
         )
+        found.append(r)
+        times = (f"{r[key]:.1f}" for key in ("wall_s", "cpu_s", "tracing_s"))
+        row(model, cluster, level, *times, f"{r['memory_gib']:.2f}", r["plan"])
+    return found
 
 
-def curve() -> None:
-    """CPU seconds over the depth of a model and over the devices of a cluster."""
+def curve() -> dict[str, list[dict[str, Any]]]:
+    """Time over the depth of a model, and over the devices of a cluster."""
     shape = {"hidden": 4096, "ffn": 16384, "heads": 32, "vocab": 50304, "seq": 2048}
-    print("layers on 16x8:A100-80G, global batch 512:   CPU s (wall s)")
+    found: dict[str, list[dict[str, Any]]] = {"layers": [], "devices": []}
+    row("layers, on 16x8:A100-80G with global batch 512", "seconds", "CPU seconds", head=True)
     for layers in (12, 24, 48, 96, 192):
-        r = measured(model=shape | {"layers": layers}, cluster="16x8:A100-80G", batch=512)
-        print(f"{layers:>8}  {r['cpu_s']:6.2f} ({r['wall_s']:.2f})", flush=True)
-    print("devices, 48 layers, global batch 4096:   CPU s (wall s)")
+        r = {"layers": layers} | measured(model=shape | {"layers": layers}, cluster="16x8:A100-80G", batch=512)
+        found["layers"].append(r)
+        row(layers, f"{r['wall_s']:.1f}", f"{r['cpu_s']:.1f}")
+    row("devices, 48 layers with global batch 4096", "seconds", "CPU seconds", head=True)
     for machines in (1, 4, 16, 64, 256, 1024, 2048):
-        r = measured(model=shape | {"layers": 48}, cluster=f"{machines}x8:A100-80G", batch=4096)
-        print(f"{machines * 8:>8}  {r['cpu_s']:6.2f} ({r['wall_s']:.2f})", flush=True)
+        cluster = f"{machines}x8:A100-80G"
+        r = {"devices": 8 * machines} | measured(model=shape | {"layers": 48}, cluster=cluster, batch=4096)
+        found["devices"].append(r)
+        row(8 * machines, f"{r['wall_s']:.1f}", f"{r['cpu_s']:.1f}")
+    return found
 
 
-def reference(python: Path) -> None:
+def reference(python: Path) -> dict[str, Any]:
     """Paddle's own tuner and this one, both from a program of all layers in memory to the plan."""
     script = Path(__file__).with_name("reference_tuner.py")
     run = subprocess.run([str(python), "-W", "ignore", str(script), str(REFERENCE_LAYERS)], capture_output=True, text=True)
@@ -143,9 +159,12 @@ def reference(python: Path) -> None:
         raise SystemExit(f"the reference failed:\n{run.stderr[-2000:]}")
     theirs = json.loads(lines[0].removeprefix("RESULT"))
     ours = measured(program=REFERENCE_LAYERS)
-    print(f"{REFERENCE_LAYERS} layers on 1x8, from the traced program on: reference {theirs['tune_s']:.1f} s ", end="")
-    print(f"(CPU {theirs['tune_cpu_s']:.1f} s), here {ours['tuning_s']:.2f} s (CPU {ours['tuning_cpu_s']:.2f} s): ", end="")
-    print(f"{theirs['tune_s'] / ours['tuning_s']:.0f} times faster, {theirs['tune_cpu_s'] / ours['tuning_cpu_s']:.0f} by CPU")
+    row(f"GPT of {REFERENCE_LAYERS} layers on 1x8, from program to plan", "seconds", "CPU seconds", head=True)
+    row(f"Paddle's own tuner, Paddle {theirs['paddle']}", f"{theirs['tune_s']:.1f}", f"{theirs['tune_cpu_s']:.1f}")
+    row(f"here, Paddle {paddle.__version__}", f"{ours['tuning_s']:.2f}", f"{ours['tuning_cpu_s']:.2f}")
+    ratios = {"wall": theirs["tune_s"] / ours["tuning_s"], "cpu": theirs["tune_cpu_s"] / ours["tuning_cpu_s"]}
+    row("times as fast", f"{ratios['wall']:.0f}", f"{ratios['cpu']:.0f}")
+    return {"theirs": theirs, "ours": ours, "times_as_fast": ratios}
 
 
 if __name__ == "__main__":
