@@ -20,6 +20,7 @@ from math import prod
 from typing import Any
 
 from paddle_rbt_plugin.cluster import Cluster
+from paddle_rbt_plugin.cost.paddle_memo import memoised
 
 _SAME_WIDTH = {"bfloat16": "float16", "int16": "float16", "float64": "int64", "int8": "uint8", "bool": "uint8"}
 _BYTES = {"float32": 4, "int32": 4, "float16": 2, "int64": 8, "uint8": 1}
@@ -79,7 +80,7 @@ def paddle_estimate(program: Any, context: Any, cluster: Cluster) -> PaddleEstim
 
     ranks: Any = RankCluster(cluster)
     types = {op.type for block in program.blocks for op in block.ops}
-    with _repaired(types, cluster):
+    with _repaired(types, cluster), memoised():
         estimator = CostEstimator(program, ranks, rank=0)
         seconds = estimator.estimate(context).time / 1e6
         return PaddleEstimate(seconds, float(estimator._estimate_max_memory_by_dist_op(context)))

@@ -45,20 +45,23 @@ def _tune_by_paddle(
 ) -> Plan:
     """The plan that Paddle's CostEstimator likes best among the best of every factorisation of the devices.
 
-    Which candidates fit and how each factorisation is best run is the analytic model's word, for Paddle's knows neither
-    recomputation nor accumulation; which of them is fastest is Paddle's. Its figures are in the notes of the plan."""
+        minimise  (time by Paddle's estimator, time by the analytic model)  in this order
+
+    Which factorisation is fastest is Paddle's word. How each is best run, and whether it fits, is the analytic model's, for
+    to Paddle's all of these are equal: it knows neither ZeRO, recomputation nor accumulation. So no plan of Paddle's own
+    tuner, which has none of them, is better by either. The figures of both are in the notes of the plan."""
     analytic = replace(settings, cost_model="analytic", save_path=None)
     found = tune_graph(legacy.graph, analytic, constraints=constraints, rewrite=False, **how)
-    judged: list[tuple[float, Plan]] = []
+    judged: list[tuple[PaddleEstimate, Plan]] = []
     figures: list[str] = []
     for candidate in _best_of_each(found):
         fixed = Constraint("cost_model 'paddle'", {key: (candidate[key],) for key in _CHOICE})
         plan = tune_graph(legacy.graph, analytic, constraints=(*constraints, fixed), rewrite=False, **how)
         loss = main.global_block().vars[legacy.variables[_loss(legacy)]]
         estimate = judge(main.clone(), paddle.static.Program(), loss, paddle.optimizer.AdamW(1e-3), legacy, plan)
-        judged.append((estimate.step_time_s, plan))
+        judged.append((estimate, plan))
         figures.append(_comparison(plan, estimate))
-    best = min(judged, key=lambda pair: pair[0])[1]
+    best = min(judged, key=lambda pair: (pair[0].step_time_s, pair[1].estimate.step_time_s))[1]
     source = load_plugins(settings.blocked_plugins).cost_model(settings.cost_model).to_dict()
     notes = (*best.notes, *figures)
     best = replace(best, candidates=found.candidates, rejected=found.rejected, notes=notes, cost_model=source)
