@@ -8,6 +8,7 @@ there. In the legacy IR they reach ``Engine._plan``, see ``handover.legacy.engin
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import paddle
@@ -26,6 +27,7 @@ from paddle_rbt_plugin.handover.legacy import engine as legacy
 from paddle_rbt_plugin.handover.passes import PLAN, apply_plan
 from paddle_rbt_plugin.handover.strategy import constraints_of, is_enabled, set_pipeline
 from paddle_rbt_plugin.plan.plan import Plan
+from paddle_rbt_plugin.tuner import TunerWarning
 
 
 def install() -> None:
@@ -46,6 +48,13 @@ def install() -> None:
     def parallel_pir(engine: Any, mode: str) -> Any:
         if is_enabled(engine._strategy.tuning):
             _tune(engine, mode)
+        elif engine._strategy.auto_mode == "full_rule_based":
+            warnings.warn(
+                "strategy.auto_mode 'full_rule_based' is Paddle's own tuner, which reads legacy programs only and does nothing "
+                f"with this one; strategy.tuning with pass_name {PASS_NAME!r} tunes it",
+                TunerWarning,
+                stacklevel=2,
+            )
         return original(engine, mode)
 
     setattr(parallel_pir, PASS_NAME, True)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import paddle
 from paddle.distributed.auto_parallel.static.engine import Engine
 from paddle.distributed.passes.pass_base import PassContext, new_pass
 
@@ -29,13 +31,20 @@ from paddle_rbt_plugin.plan.plan import Plan
 
 _STAGE = "PADDLE_AUTO_PARALLEL_STAGE"
 _CONFIG = "PADDLE_AUTO_PARALLEL_CONFIG"
+_GPU_ONLY = {
+    "c_concat": "gathers a tensor that is sharded along its last dimension, such as the logits of a sharded vocabulary; keep "
+    "the vocabulary whole with strategy.tuning.blocked_plugins = ['shared_word_embedding', 'lm_head']",
+    "send_v2": "sends to the next pipeline stage; plan without a pipeline, search_space={'pp': 1}",
+    "recv_v2": "receives from the previous pipeline stage; plan without a pipeline, search_space={'pp': 1}",
+}
+"""Communication whose CPU kernel only raises, what it is for, and how to plan without it."""
 
 
 def install() -> None:
     """Wraps the engine. PIR engines never reach ``_plan``, so they are not touched."""
     patches.let_engine_start_without_cuda()
     patches.let_engine_share_parameters_on_cpu()
-    plan_original, prepare_original = Engine._plan, Engine._prepare_program
+    plan_original, parallel_original, prepare_original = Engine._plan, Engine._parallel, Engine._prepare_program
 
     @functools.wraps(plan_original)
     def plan(engine: Any, mode: str) -> Any:
@@ -44,6 +53,13 @@ def install() -> None:
         tuned, legacy = _tune(engine, mode)
         result = plan_original(engine, mode)
         check_completed(engine._dist_contexts[mode], legacy, tuned)
+        return result
+
+    @functools.wraps(parallel_original)
+    def parallel(engine: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
+        result = parallel_original(engine, mode, *args, **kwargs)
+        if is_enabled(engine._strategy.tuning) and not paddle.is_compiled_with_cuda():
+            check_runs_on_cpu(engine._dist_contexts[mode].dist_main_programs.values())
         return result
 
     @functools.wraps(prepare_original)
@@ -55,11 +71,28 @@ def install() -> None:
 
     setattr(plan, PASS_NAME, True)
     Engine._plan = plan
+    Engine._parallel = parallel
     Engine._prepare_program = prepare
 
 
+def check_runs_on_cpu(programs: Iterable[Any]) -> None:
+    """Raises TunerError for partitioned programs that communicate in a way which Paddle implements for GPUs only; left alone
+    they would end in Paddle's error in the middle of the first step."""
+    for op in (op for program in programs for op in program.global_block().ops):
+        if op.type in _GPU_ONLY:
+            raise TunerError(f"CPU processes cannot train under this plan: {op.type}, for GPUs only, {_GPU_ONLY[op.type]}")
+
+
 def _tune(engine: Any, mode: str) -> tuple[Plan, LegacyGraph]:
-    """Annotates the program of a mode: that of training is planned, the others follow its plan."""
+    """Annotates the program of a mode: that of training is planned, the others follow its plan.
+
+    Raises TunerError where the strategy lets Paddle's own tuner plan, too."""
+    auto_mode = engine._strategy.auto_mode
+    if not auto_mode.startswith("semi"):
+        raise TunerError(
+            f"strategy.auto_mode {auto_mode!r} lets Paddle's own tuner plan the program, and strategy.tuning this one; keep "
+            "auto_mode at 'semi'"
+        )
     program = engine._dist_contexts[mode]._original_serial_main_program
     loss = engine._losses[0].name if engine._losses and mode != "predict" else None
     plan = engine_plan(engine)
