@@ -1,12 +1,15 @@
 """One test for each defect of Paddle's own rule-based tuner that its users met on legacy programs.
 
-D7, D10, D11, D14 and D22 have theirs beside what they belong to."""
+D7, D10, D11, D14 and D22 have theirs beside what they belong to, and D26, which is about PIR, in ``tests/test_legacy.py``."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import paddle
 import pytest
@@ -21,7 +24,7 @@ import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.cluster import parse_cluster
 from paddle_rbt_plugin.cost.paddle import PaddleEstimate, RankCluster
 from paddle_rbt_plugin.graph.legacy import read_legacy_program
-from paddle_rbt_plugin.handover.legacy.engine import with_paths_of_job
+from paddle_rbt_plugin.handover.legacy.engine import check_runs_on_cpu, with_paths_of_job
 from paddle_rbt_plugin.handover.legacy.judge import judge
 from paddle_rbt_plugin.handover.legacy.partition import LegacyParallelizer
 
@@ -117,6 +120,17 @@ def test_d12_split_and_concat_go_through_backward() -> None:
     assert len(chain.rank(1).main.all_parameters()) == 4
 
 
+def test_d13_level_o2_cuts_three_and_more_stages() -> None:
+    program = gpt(4)
+    how = {"loss": program.loss, "cluster": "1x4:V100-32G", "level": "o2"}
+    plan = rbt.tune(program.main, search_space={"pp": 4}, **how)
+    assert [stage.layers for stage in plan.stages] == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    legacy = read_legacy_program(program.main, program.loss)
+    chain = LegacyParallelizer(program.main, program.startup, program.loss, adamw(), legacy, plan)
+    sends = [op for op in chain.rank(2).main.global_block().ops if op.type == "send_v2"]
+    assert len(sends) >= 2, "a stage in the middle sends to both sides"
+
+
 @pytest.mark.parametrize(("name", "weights"), [("T5", "cross"), ("LLaMA-2", "SwiGLU")])
 def test_d15_d16_cross_attention_and_swiglu_leave_no_projection_whole(name: str, weights: str) -> None:
     model = ZOO[name]
@@ -124,6 +138,15 @@ def test_d15_d16_cross_attention_and_swiglu_leave_no_projection_whole(name: str,
     plan = one_plan(program, "1x2:V100-32G", mp=2)
     assert all("mp" in plan.placements(w).mesh.axes for w in plan.tensors)
     assert not [line for line in plan.unmatched if "linear" in line], f"{weights} projections that no pattern claims"
+
+
+def test_d17_parallel_blocks_that_share_an_input_keep_both_of_their_matches() -> None:
+    model = ZOO["GPT-J"]
+    program = legacy_program(model.build, model.spec)
+    plan = one_plan(program, "1x2:V100-32G", mp=2)
+    weights = [t for t in plan.tensors.values() if t.kind == "param" and len(t.dims_mapping) == 2 and max(t.dims_mapping) >= 0]
+    of_a_block = Counter(t.pattern for t in weights)
+    assert of_a_block["qkv"] == 3 * of_a_block["row_matmul"] and of_a_block["ffn"] == 2 * of_a_block["row_matmul"] > 0
 
 
 def test_d18_the_output_of_a_position_embedding_is_split_along_the_batch_only() -> None:
@@ -137,6 +160,24 @@ def test_d19_d20_a_plan_that_exceeds_the_memory_less_its_reserve_is_no_plan() ->
     program = gpt(2, hidden=256, ffn=1024, vocab=4096)
     with pytest.raises(rbt.NoFeasiblePlan, match="GiB more than"):
         rbt.tune(program.main, loss=program.loss, cluster="1x1:V100-16G", memory_reserve=0.999)
+
+
+@pytest.mark.parametrize("cluster", ["1x1:V100-16G+1x1:V100-32G", "1x1:V100-32G+1x1:V100-16G"])
+def test_d20_every_stage_must_fit_its_own_device(cluster: str) -> None:
+    program = gpt(2, hidden=256, ffn=1024, vocab=4096)
+    needed = one_plan(program, "1x2:V100-32G", pp=2).estimate.peak_memory_bytes
+    reserve = 1 - 1.5 * needed / (32 * 2**30)  # leaves half as much again of 32 GiB, and too little of 16 GiB
+    degrees = {"pp": 2, "dp": 1, "mp": 1}
+    how = {"loss": program.loss, "search_space": degrees, "memory_reserve": reserve}
+    assert rbt.tune(program.main, cluster="1x2:V100-32G", **how).degrees == degrees
+    with pytest.raises(rbt.NoFeasiblePlan, match="V100-16G has less its reserve"):
+        rbt.tune(program.main, cluster=cluster, **how)
+
+
+def test_d21_level_o3_is_accepted() -> None:
+    program = gpt(2)
+    plan = rbt.tune(program.main, loss=program.loss, cluster="1x1:V100-32G+1x1:A100-40G", level="o3")
+    assert plan.level == "o3"
 
 
 @pytest.mark.parametrize("cost_model", ["analytic", "paddle"])
@@ -165,17 +206,72 @@ def test_d23_the_paths_of_the_job_configuration_are_used(tmp_path: Path, monkeyp
 
 
 def test_d24_a_job_that_only_tunes_ends_in_a_documented_exception(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PADDLE_AUTO_PARALLEL_STAGE", "tuner")
+    made = engine(save_path=str(tmp_path / "plan.json"))
+    with (
+        rbt.legacy_static_ops(),
+        pytest.raises(rbt.TuningFinished, match="it is saved in") as caught,
+        pytest.warns(rbt.TunerWarning),
+    ):
+        made.prepare(*SPECS, mode="train")
+    assert rbt.Plan.load(tmp_path / "plan.json").degrees == caught.value.plan.degrees
+
+
+@pytest.mark.parametrize("level", ["o1", "o2", "o3"])
+def test_d25_what_is_reported_is_the_plan_itself(level: str) -> None:
+    program = gpt(4)
+    plan = rbt.tune(program.main, loss=program.loss, cluster="1x4:V100-32G", level=level)
+    first = plan.candidates[0]
+    assert {axis: first[axis] for axis in plan.degrees} == plan.degrees
+    assert first["step_time_s"] == plan.estimate.step_time_s == min(c["step_time_s"] for c in plan.candidates)
+    assert "None" not in plan.explain()
+
+
+def engine(**tuning: Any) -> Any:
+    """An engine of a layer that no pattern matches."""
     from paddle.distributed.fleet import auto
 
-    monkeypatch.setenv("PADDLE_AUTO_PARALLEL_STAGE", "tuner")
     strategy = auto.Strategy()
-    strategy.tuning.enable, strategy.tuning.pass_name = True, "rule_based_tuner"
-    strategy.tuning.save_path = str(tmp_path / "plan.json")
-    with rbt.legacy_static_ops():
-        engine = auto.Engine(nn.Linear(16, 1), nn.MSELoss(), adamw(), strategy=strategy)
-        with pytest.raises(rbt.TuningFinished, match="it is saved in") as caught, pytest.warns(rbt.TunerWarning):
-            engine.prepare([InputSpec([8, 16], "float32", "x")], [InputSpec([8, 1], "float32", "y")], mode="train")
-    assert rbt.Plan.load(tmp_path / "plan.json").degrees == caught.value.plan.degrees
+    for name, value in ({"enable": True, "pass_name": "rule_based_tuner"} | tuning).items():
+        setattr(strategy.tuning, name, value)
+    return auto.Engine(nn.Linear(16, 1), nn.MSELoss(), adamw(), strategy=strategy)
+
+
+SPECS = [InputSpec([8, 16], "float32", "x")], [InputSpec([8, 1], "float32", "y")]
+
+
+def test_an_engine_that_paddles_own_tuner_plans_too_is_refused() -> None:
+    made = engine()
+    made._strategy.auto_mode = "full_rule_based"
+    with rbt.legacy_static_ops(), pytest.raises(rbt.TunerError, match="keep auto_mode at 'semi'"):
+        made.prepare(*SPECS, mode="train")
+
+
+def test_the_engine_tells_the_cost_of_the_plan() -> None:
+    made = engine()
+    with rbt.legacy_static_ops(), pytest.warns(rbt.TunerWarning):
+        microseconds, memory = made.cost(*SPECS, mode="train")
+    assert microseconds > 0 and memory > 0
+    assert rbt.engine_plan(made).degrees == {"pp": 1, "dp": 1, "mp": 1}
+
+
+def test_communication_that_cpu_processes_lack_is_refused_by_name() -> None:
+    program = gpt(2)
+    legacy = read_legacy_program(program.main, program.loss)
+    how = program.main, program.startup, program.loss, adamw(), legacy
+    whole_rows = LegacyParallelizer(*how, one_plan(program, "1x2:V100-32G", mp=2)).rank(0)
+    with pytest.raises(rbt.TunerError, match=r"c_concat.*keep the vocabulary whole"):
+        check_runs_on_cpu([whole_rows.main])
+
+
+def test_a_whole_vocabulary_and_data_parallelism_run_on_cpu_processes() -> None:
+    for space, blocked in (({"mp": 2}, ["shared_word_embedding"]), ({"dp": 2}, [])):
+        program = gpt(2)
+        how = {"search_space": {"pp": 1} | space, "blocked_plugins": blocked, "cluster": "1x2:V100-32G"}
+        plan = rbt.tune(program.main, loss=program.loss, **how)
+        legacy = read_legacy_program(program.main, program.loss)
+        chain = LegacyParallelizer(program.main, program.startup, program.loss, adamw(), legacy, plan)
+        check_runs_on_cpu([chain.rank(1).main])
 
 
 def test_the_pass_annotates_a_legacy_program_without_an_engine() -> None:
@@ -196,6 +292,26 @@ def test_paddles_cost_model_is_compared_with_ours_in_the_explanation() -> None:
     plan = rbt.tune(program.main, loss=program.loss, cluster="1x2:V100-32G", cost_model="paddle")
     assert "Paddle's CostEstimator" in plan.explain()
     assert sum("Paddle's CostEstimator" in note for note in plan.notes) >= 2
+
+
+@pytest.mark.parametrize("degrees", [{"dp": 4, "mp": 2}, {"dp": 2, "mp": 2, "pp": 2}], ids=["dp4 x mp2", "dp2 x mp2 x pp2"])
+def test_what_paddles_estimator_remembers_does_not_change_its_figures(degrees: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = gpt(3)
+    remembered = judged(program, one_plan(program, **degrees))
+    monkeypatch.setattr("paddle_rbt_plugin.cost.paddle.memoised", contextlib.nullcontext)
+    program = gpt(3)
+    assert judged(program, one_plan(program, **degrees)) == remembered
+
+
+def test_by_paddles_cost_model_no_plan_is_better_and_ties_are_ours_to_break() -> None:
+    program = gpt(2, batch=16)
+    how = {"loss": program.loss, "cluster": "1x4:V100-32G"}
+    plan = rbt.tune(program.main, cost_model="paddle", **how)
+    as_paddle_knows_it = one_plan(gpt(2, batch=16), "1x4:V100-32G", **plan.degrees, sharding_stage=0, accumulate_steps=1)
+    assert plan.estimate.step_time_s <= as_paddle_knows_it.estimate.step_time_s
+    figures = [note for note in plan.notes if "Paddle's CostEstimator" in note]
+    best = min(figures, key=lambda note: float(note.split("CostEstimator ")[1].split(" ms")[0]))
+    assert best.startswith(" x ".join(f"{axis} {n}" for axis, n in plan.degrees.items()))
 
 
 def test_paddles_cost_model_asks_for_a_legacy_program() -> None:

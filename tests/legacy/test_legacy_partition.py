@@ -45,6 +45,17 @@ def check_local_shapes(program: LegacyProgram, plan: rbt.Plan, ranks: dict[int, 
     assert held == {p.name for p in program.main.all_parameters()}
 
 
+def check_update(ranks: dict[int, RankProgram]) -> None:
+    """Gradients and optimizer states lie as their parameters."""
+    for rank, local in ranks.items():
+        block = local.main.global_block()
+        updates = [op for op in block.ops if "Moment1" in op.input_names]
+        assert {op.input("Param")[0] for op in updates} == {p.name for p in block.all_parameters()}
+        for op in updates:
+            shapes = {slot: tuple(block.vars[op.input(slot)[0]].shape) for slot in ("Param", "Grad", "Moment1", "Moment2")}
+            assert len(set(shapes.values())) == 1, (rank, op.input("Param"), shapes)
+
+
 def check_messages(ranks: dict[int, RankProgram]) -> None:
     """Sends pair with receives in order, and the members of a group run the same collectives in the same order."""
     sent: dict[tuple, list] = defaultdict(list)
@@ -82,6 +93,7 @@ def test_every_rank_gets_the_planned_shapes_and_matching_messages(layers: int, d
     plan = one_plan(program, **PLANS[degrees])
     ranks = parallelized(program, plan)
     check_local_shapes(program, plan, ranks)
+    check_update(ranks)
     check_messages(ranks)
     has_pipeline = plan.degrees["pp"] > 1
     assert any(op.type == "send_v2" for op in ranks[0].main.global_block().ops) == has_pipeline
