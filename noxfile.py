@@ -1,4 +1,5 @@
-"""The versions of Paddle that the tests run on: ``nox`` runs all, ``nox -s "legacy(paddle='2.6.2')"`` one.
+"""The versions of Paddle that the tests run on: ``nox`` runs all, ``nox -s "legacy(paddle='2.6.2')"`` one, ``nox -t ci`` those
+that every change must pass.
 
 Each session installs one CPU wheel. The legacy tests need their flag before Paddle is imported, so they never share a
 process with those of PIR.
@@ -8,20 +9,19 @@ import nox
 
 LEGACY = ("2.6.2", "3.0.0", "3.1.1", "3.3.1")
 PIR = ("3.1.1", "3.2.2", "3.3.1")
+CI = ("2.6.2", "3.1.1", "3.3.1")
 
 nox.options.reuse_existing_virtualenvs = True
 
 
 def install(session: nox.Session, paddle: str) -> None:
-    """Paddle, this package and what its tests need. Paddle before 3.2 was built against NumPy 1."""
+    """This package with its tests, and one Paddle. Those before 3.2 were built against NumPy 1."""
     numpy = ["numpy<2"] if paddle < "3.2" else []
-    session.install(f"paddlepaddle=={paddle}", *numpy, "setuptools", "pytest>=8", "hypothesis>=6.100")
-    session.install("--no-deps", "-e", ".")
-    session.install("pluggy>=1.3", "click>=8.1", "rich>=13.7", "PyYAML>=6.0", "jsonschema>=4.20", *numpy)
+    session.install(f"paddlepaddle=={paddle}", *numpy, "-e", ".[test]")
 
 
 @nox.session
-@nox.parametrize("paddle", LEGACY)
+@nox.parametrize("paddle", [nox.param(version, tags=["ci"] if version in CI else []) for version in LEGACY])
 def legacy(session: nox.Session, paddle: str) -> None:
     """The tests of the legacy IR."""
     install(session, paddle)

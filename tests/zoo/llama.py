@@ -24,6 +24,11 @@ from .parts import (
     token_loss,
 )
 
+PIR = "FLAGS_enable_pir_api"
+
+CAUSAL_NEEDS_GPU = paddle.__version__.startswith(("3.0", "3.1", "3.2")) and paddle.get_flags(PIR)[PIR]
+"""Before 3.3 ``is_causal`` is a fused softmax in PIR and dygraph, which has no CPU kernel."""
+
 
 def share_by_expand(x, times):
     """[batch, seq, kv heads, d] to [batch, seq, heads, d], as transformers does it."""
@@ -50,7 +55,8 @@ class Attention(nn.Layer):
         if self.kv_heads < HEADS:
             key, value = (self.share(h, HEADS // self.kv_heads) for h in (key, value))
         if self.fused_core:
-            context = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            causal = {"attn_mask": mask} if CAUSAL_NEEDS_GPU else {"is_causal": True}
+            context = F.scaled_dot_product_attention(query, key, value, **causal)
         else:
             context = core(query, key, value, mask)
         return self.out(merge_heads(context))
