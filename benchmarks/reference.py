@@ -2,9 +2,11 @@
 
     FLAGS_enable_pir_api=0 python benchmarks/reference.py [--layers 2 4 8 24] [--json FILE]
 
-Three plans of each model: the reference's, ours by our cost model, and ours by Paddle's CostEstimator. All three are costed
-by both models, on programs that Paddle completed in the same way, without recomputation and with one micro batch, which is
-all the reference knows. Times are those of this run.
+The reference plans pp, dp and mp of one micro batch and knows neither recomputation nor ZeRO, so its plan is judged without
+them. Four plans of ours stand beside it: by our cost model and by Paddle's CostEstimator (``cost_model="paddle"``), in the
+space that the reference knows and with ZeRO besides. All five are costed by both models, on the same program with the same
+batch, completed in the same way, on one description of the cluster. "Worse" says how much longer a step is than under the
+reference's plan. Times are those of this run. Exits with 1 if no plan of ours is at least as good by both models.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,13 +28,24 @@ from rich.console import Console
 from rich.table import Table
 
 import paddle_rbt_plugin as rbt
+from paddle_rbt_plugin.cluster import parse_cluster
 from paddle_rbt_plugin.graph.legacy import read_legacy_program
 from paddle_rbt_plugin.handover.legacy.judge import judge
+from paddle_rbt_plugin.handover.legacy.reference import reference_degrees
 from paddle_rbt_plugin.models import GPTConfig, build, input_spec
 
 CLUSTER = "1x8:V100-32G"
 BATCH = 8
-AS_THE_REFERENCE = {"accumulate_steps": 1, "recompute": "none"}
+ONE_PASS = {"accumulate_steps": 1, "recompute": "none"}
+AS_THE_REFERENCE = ONE_PASS | {"sharding_stage": 0}
+OURS = {
+    "ours": (AS_THE_REFERENCE, "analytic"),
+    "ours, cost_model='paddle'": (AS_THE_REFERENCE, "paddle"),
+    "ours with ZeRO": (ONE_PASS, "analytic"),
+    "ours with ZeRO, cost_model='paddle'": (ONE_PASS, "paddle"),
+}
+ROUNDING = 1e-9
+"""Relative difference that is none."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +63,19 @@ class Row:
 
     layers: int
     tuner: str
-    degrees: str
+    plan: str
     tuning_s: float
     paddle_step_s: float
     paddle_bytes: float
     analytic_step_s: float
     analytic_bytes: float
+
+    def worse_than(self, other: Row) -> tuple[float, float]:
+        """How much longer a step is by Paddle's model and by ours, as a share of the other's."""
+        return self.paddle_step_s / other.paddle_step_s - 1, self.analytic_step_s / other.analytic_step_s - 1
+
+    def is_as_good_as(self, other: Row) -> bool:
+        return all(share <= ROUNDING for share in self.worse_than(other))
 
 
 def gpt(layers: int) -> Program:
@@ -66,43 +87,12 @@ def gpt(layers: int) -> Program:
     return Program(main, startup, loss)
 
 
-def optimizer() -> Any:
-    return paddle.optimizer.AdamW(1e-5, grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0))
-
-
 def reference(program: Program) -> dict[str, Any]:
-    """The degrees that Paddle's own tuner chooses, in our words."""
-    from paddle.distributed.auto_parallel.static.cluster import Cluster
-    from paddle.distributed.auto_parallel.static.dist_context import DistributedContext
-    from paddle.distributed.auto_parallel.static.tuner import rule_based_tuner
-
-    rule_based_tuner.print_program_with_dist_attr = lambda *_: None  # it prints the whole program at every step
-    cluster = Cluster()
-    cluster.gen_default_config_cluster(node_count=1, device_count=8)
-    context = DistributedContext(program.main, program.startup, optimizer(), program.loss, cluster=cluster)
-    context.initialize()
-    with rbt.legacy_static_ops():
-        rule_based_tuner.RuleBasedTuner(context, mode="train", level="o1").tune()
-    return degrees_of(context)
-
-
-def degrees_of(context: Any) -> dict[str, Any]:
-    block = context.serial_main_program.global_block()
-    meshes: list[Any] = []
-    for op in block.ops:
-        attr = context.get_op_dist_attr_for_program(op)
-        if attr is not None and attr.process_mesh is not None and attr.process_mesh not in meshes:
-            meshes.append(attr.process_mesh)
-    shape = list(meshes[0].shape)
-    batch_axis = context.get_tensor_dist_attr_for_program(block.vars["tokens"]).dims_mapping[0]
-    dp = shape[batch_axis] if batch_axis >= 0 else 1
-    found: dict[str, Any] = {"pp": len(meshes), "dp": dp, "mp": len(meshes[0].process_ids) // dp}
-    return found | ({"order": "mp_dp" if batch_axis == 1 else "dp_mp"} if len(shape) > 1 else {})
+    return reference_degrees(program.main, program.startup, program.loss, "tokens", parse_cluster(CLUSTER))
 
 
 def ours(program: Program, space: dict[str, Any], cost_model: str = "analytic") -> rbt.Plan:
-    how = {"loss": program.loss, "cluster": CLUSTER, "cost_model": cost_model}
-    return rbt.tune(program.main, search_space=AS_THE_REFERENCE | space, **how)
+    return rbt.tune(program.main, loss=program.loss, cluster=CLUSTER, cost_model=cost_model, search_space=space)
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
@@ -114,46 +104,60 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float]:
 def row(layers: int, tuner: str, plan: rbt.Plan, seconds: float) -> Row:
     program = gpt(layers)
     legacy = read_legacy_program(program.main, program.loss)
-    theirs = judge(program.main, program.startup, program.loss, optimizer(), legacy, plan)
-    degrees = " x ".join(f"{axis} {n}" for axis, n in plan.degrees.items())
+    optimizer = paddle.optimizer.AdamW(1e-5, grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0))
+    theirs = judge(program.main, program.startup, program.loss, optimizer, legacy, plan)
+    spelled = " x ".join(f"{axis} {n}" for axis, n in plan.degrees.items() if n > 1)
+    spelled += f", ZeRO {plan.sharding_stage}" if plan.sharding_stage else ""
     estimate = plan.estimate
     return Row(
-        layers, tuner, degrees, seconds, theirs.step_time_s, theirs.peak_memory_bytes, estimate.step_time_s,
+        layers, tuner, spelled, seconds, theirs.step_time_s, theirs.peak_memory_bytes, estimate.step_time_s,
         estimate.peak_memory_bytes,
     )  # fmt: skip
 
 
 def compare(layers: int) -> list[Row]:
+    """The reference's plan, then ours."""
     degrees, seconds = timed(lambda: reference(gpt(layers)))
-    rows = [row(layers, "reference", ours(gpt(layers), degrees), seconds)]
-    for name, model in (("ours", "analytic"), ("ours, cost_model='paddle'", "paddle")):
-        plan, seconds = timed(lambda model=model: ours(gpt(layers), {}, model))
+    rows = [row(layers, "reference", ours(gpt(layers), AS_THE_REFERENCE | degrees), seconds)]
+    for name, (space, model) in OURS.items():
+        plan, seconds = timed(lambda space=space, model=model: ours(gpt(layers), space, model))
         rows.append(row(layers, name, plan, seconds))
     return rows
 
 
-def show(rows: list[Row]) -> None:
+def show(compared: list[list[Row]]) -> None:
     table = Table(title=f"GPT, hidden 1024, sequence 1024, batch {BATCH}, on {CLUSTER}; Paddle {paddle.__version__}")
-    for name in ("layers", "tuner", "plan", "tuning s", "Paddle's ms", "GiB", "our ms", "GiB"):
-        table.add_column(name, justify="left" if name in ("tuner", "plan") else "right")
-    for r in rows:
-        figures = (r.paddle_step_s * 1e3, r.paddle_bytes / 2**30, r.analytic_step_s * 1e3, r.analytic_bytes / 2**30)
-        table.add_row(str(r.layers), r.tuner, r.degrees, f"{r.tuning_s:.1f}", *(f"{x:.2f}" for x in figures))
-    Console(width=120).print(table)
+    for name in ("layers", "tuner", "plan", "tuning s", "Paddle's ms", "GiB", "worse", "our ms", "GiB", "worse"):
+        table.add_column(name, justify="left" if name in ("tuner", "plan") else "right", no_wrap=True)
+    for reference_row, *others in compared:
+        for r in (reference_row, *others):
+            by_paddle, by_us = (f"{100 * share:+.1f} %" for share in r.worse_than(reference_row))
+            theirs = f"{r.paddle_step_s * 1e3:.2f}", f"{r.paddle_bytes / 2**30:.2f}", by_paddle
+            mine = f"{r.analytic_step_s * 1e3:.2f}", f"{r.analytic_bytes / 2**30:.2f}", by_us
+            table.add_row(str(r.layers), r.tuner, r.plan, f"{r.tuning_s:.1f}", *theirs, *mine)
+        table.add_section()
+    Console(width=140).print(table)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, nargs="+", default=[2, 4, 8, 24])
     parser.add_argument("--json", help="also write the rows to this file")
     arguments = parser.parse_args()
     paddle.enable_static()
-    rows = [r for layers in arguments.layers for r in compare(layers)]
-    show(rows)
+    compared = [compare(layers) for layers in arguments.layers]
+    show(compared)
+    as_good = {name: all(rows[i].is_as_good_as(rows[0]) for rows in compared) for i, name in enumerate(OURS, start=1)}
+    print("At least as good as the reference's by both models, at every depth: " + (_listed(as_good) or "none"))
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump({"paddle": paddle.__version__, "rows": [vars(r) for r in rows]}, file, indent=1)
+            json.dump({"paddle": paddle.__version__, "rows": [vars(r) for rows in compared for r in rows]}, file, indent=1)
+    return 0 if any(as_good.values()) else 1
+
+
+def _listed(as_good: dict[str, bool]) -> str:
+    return "; ".join(name for name, good in as_good.items() if good)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
