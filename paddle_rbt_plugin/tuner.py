@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddle_rbt_plugin.cluster import Cluster, check_job
+from paddle_rbt_plugin.completion.forms import CPU_FORMS, forms_on
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.cost.candidate import Training
 from paddle_rbt_plugin.cost.model import Judge
@@ -103,7 +104,8 @@ def tune_graph(
     plugins = load_plugins(settings.blocked_plugins)
     cost_model = plugins.cost_model(settings.cost_model)
     every = {p.name: p for p in (*plugins.patterns, *patterns)}.values()
-    analysis = analyse(graph, every, rewrite=rewrite, op_names=plugins.op_names)
+    forms = forms_on(cluster) if rewrite else CPU_FORMS
+    analysis = analyse(graph, every, rewrite=rewrite, op_names=plugins.op_names, forms=forms)
     if global_batch is not None and global_batch % analysis.batch:
         raise TunerError(f"global_batch {global_batch} is no multiple of the batch of the program, {analysis.batch}")
     if not analysis.matches.matches:

@@ -186,13 +186,6 @@ def test_shared_keys_and_values_are_copied_without_communication() -> None:
     assert few.time["mp_communication"] == pytest.approx(all_.time["mp_communication"], rel=0.05)
 
 
-def test_a_sharded_vocabulary_stays_sharded_where_training_says_so() -> None:
-    gathered, sharded = (
-        estimate(completed(GPT, mp=4), candidate(mp=4), CLUSTER, replace(TRAINING, sharded_vocabulary=s)) for s in (False, True)
-    )
-    assert sharded.memory["activations"] < gathered.memory["activations"]
-
-
 def test_a_small_model_waits_for_its_host() -> None:
     assert estimated(candidate(micro_batch=1)).time["host"] > 0
     patient = replace(DEFAULT, host_launch_s=0.0)

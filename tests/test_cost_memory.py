@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from cost_cases import DROPPING_GPT, GPT, candidate, completed
 
@@ -49,20 +51,20 @@ def test_full_recomputation_keeps_the_input_of_each_block() -> None:
 
 
 def test_states_of_mixed_precision_adam_are_sixteen_bytes_per_parameter() -> None:
-    states = state_bytes(1000, candidate(), Training(8, "bf16"), 1)
+    states = state_bytes(1000, 1000, candidate(), Training(8, "bf16"), 1)
     assert sum(vars(states).values()) == 16_000
 
 
 @pytest.mark.parametrize(("stage", "nbytes"), [(0, 16.0), (1, 2 + 2 + 12 / 4), (2, 2 + 14 / 4), (3, 16 / 4)])
 def test_zero_splits_what_its_stage_says(stage: int, nbytes: float) -> None:
-    states = state_bytes(1.0, candidate(dp=4, sharding_stage=stage), Training(8, "fp16"), 4)
+    states = state_bytes(1.0, 1.0, candidate(dp=4, sharding_stage=stage), Training(8, "fp16"), 4)
     assert sum(vars(states).values()) == pytest.approx(nbytes)
 
 
 @pytest.mark.parametrize(("optimizer", "states"), [("adamw", 8), ("momentum", 4), ("sgd", 0)])
 def test_optimizer_decides_its_states(optimizer: str, states: int) -> None:
     training = Training(8, "fp32", optimizer=optimizer)  # type: ignore[arg-type]
-    assert state_bytes(1, candidate(), training, 1).optimizer_states == states
+    assert state_bytes(1, 1, candidate(), training, 1).optimizer_states == states
 
 
 def test_parameters_are_the_sum_of_local_shapes() -> None:
@@ -72,7 +74,9 @@ def test_parameters_are_the_sum_of_local_shapes() -> None:
     assert whole / 2 < halved < whole
 
 
-def test_a_tied_embedding_lives_on_both_of_its_stages() -> None:
+def test_a_tied_embedding_lives_on_one_stage_or_on_both_where_stages_hold_copies() -> None:
     stages = estimate(completed(), candidate(pp=2), CLUSTER, HALF).stages
     whole = estimate(completed(), candidate(), CLUSTER, HALF).stages[0].parameters
-    assert sum(s.parameters for s in stages) == whole + GPT.vocab * GPT.hidden
+    assert sum(s.parameters for s in stages) == whole
+    copies = estimate(completed(), candidate(pp=2), CLUSTER, replace(HALF, own_copies=True)).stages
+    assert sum(s.parameters for s in copies) == whole + GPT.vocab * GPT.hidden

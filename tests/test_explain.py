@@ -174,7 +174,7 @@ def test_a_saved_plan_is_verified_against_the_program_that_paddle_partitions(tmp
     assert verified.exit_code == 0, verified.output
     result = json.loads(verified.stdout)
     assert result["equal"] and result["differences"] == []
-    assert {row["axis"] for row in result["program"]["collectives"]} == {"dp", "mp"}
+    assert {row["axis"] for row in result["stages"][0]["program"]["collectives"]} == {"dp", "mp"}
 
     other = tmp_path / "other.yaml"
     other.write_text(config.read_text().replace("ffn: 256", "ffn: 128"))

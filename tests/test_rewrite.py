@@ -11,7 +11,7 @@ from zoo import ZOO, graph
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion import Oracle, Placement
-from paddle_rbt_plugin.completion.forms import sharded_form
+from paddle_rbt_plugin.completion.forms import CPU_FORMS, Form, sharded_form
 from paddle_rbt_plugin.completion.oracle import Operand, Question
 from paddle_rbt_plugin.graph.rewrite import rewrite_graph
 from paddle_rbt_plugin.handover.rewrite import build_op
@@ -44,7 +44,7 @@ def rebuilt(serial):
         op = y.get_defining_op()
         attrs = {k: v for k, v in op.attrs().items() if k in ("axis", "repeats")}
         name = op.name().removeprefix("pd_op.")
-        ops = build_op(name, attrs, {"x": [x]}, y, ONE)
+        ops = build_op(name, attrs, {"x": [x]}, y, ONE, CPU_FORMS)
         assert name not in {new.name().removeprefix("pd_op.") for new in ops}
         return ops[-1].result(0)
 
@@ -103,8 +103,8 @@ def test_a_graph_without_such_ops_is_left_alone():
 def test_each_rank_looks_up_its_own_slice_of_the_vocabulary():
     shapes, placements = {"weight": (100, 8)}, {"weight": Placement((1, -1))}
     forms = [sharded_form("embedding", {"padding_idx": -1}, shapes, placements, MESH, rank) for rank in MESH.ranks]
-    assert [name for name, _ in forms] == ["c_embedding"] * 4
-    assert [attrs["start_index"] for _, attrs in forms] == [0, 50, 0, 50]
+    assert [form.type for form in forms] == ["c_embedding"] * 4
+    assert [form.attrs["start_index"] for form in forms] == [0, 50, 0, 50]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,36 @@ def test_each_rank_looks_up_its_own_slice_of_the_vocabulary():
 )
 def test_other_embeddings_stay_as_they_are(attrs, placement):
     form = sharded_form("embedding", attrs, {"weight": (100, 8)}, {"weight": Placement(placement)}, MESH, 1)
-    assert form == ("embedding", attrs)
+    assert form == Form("embedding", attrs)
+
+
+LOSS = {"soft_label": False, "use_softmax": True, "numeric_stable_mode": True, "ignore_index": -100, "axis": -1}
+
+
+def loss_form(attrs, label=(8, 4, 1), logits=(0, -1, 1), rank=3):
+    placements = {"input": Placement(logits), "label": Placement((0, -1, -1)[: len(label)])}
+    return sharded_form("cross_entropy_with_softmax", attrs, {"input": (8, 4, 100), "label": label}, placements, MESH, rank)
+
+
+def test_each_rank_computes_the_loss_on_its_own_slice_of_the_logits():
+    form = loss_form(LOSS)
+    assert (form.type, form.axis) == ("c_softmax_with_cross_entropy", "mp")
+    assert form.attrs == {"ignore_index": -100, "ring_id": 0, "rank": 1, "nranks": 2}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        loss_form(LOSS, logits=(0, -1, -1)),
+        loss_form(LOSS, logits=(-1, 1, -1)),
+        loss_form(LOSS | {"soft_label": True}, label=(8, 4, 100)),
+        loss_form(LOSS | {"axis": 1}),
+        loss_form(LOSS | {"use_softmax": False}),
+    ],
+    ids=["whole", "sequence sharded", "soft labels", "classes elsewhere", "probabilities"],
+)
+def test_other_losses_stay_as_they_are(form):
+    assert form.type == "cross_entropy_with_softmax"
 
 
 def test_the_plan_lists_what_is_written_in_another_way():
@@ -124,6 +153,7 @@ def test_the_plan_lists_what_is_written_in_another_way():
     assert [note.split(": ")[1] for note in notes] == [
         "4 repeat_interleave as unsqueeze, full, add, reshape",
         "1 embedding as c_embedding",
+        "1 cross_entropy_with_softmax as c_softmax_with_cross_entropy",
     ]
     plan.check_program(graph("Qwen"))
 

@@ -2,20 +2,37 @@
 
 from paddle_rbt_plugin.completion.oracle import Oracle
 from paddle_rbt_plugin.completion.placement import Placement
-from paddle_rbt_plugin.completion.propagate import AnyOracle, complete, data_parallel, find_batch_dims, make_oracle
-from paddle_rbt_plugin.completion.work import Collective, Completion, Kernel, SegmentWork, Value
+from paddle_rbt_plugin.completion.propagate import (
+    AnyOracle,
+    Apart,
+    Memo,
+    complete,
+    complete_by_batch,
+    data_parallel,
+    find_batch_dims,
+    make_oracle,
+    ops_without_rule,
+    reads_apart,
+)
+from paddle_rbt_plugin.completion.work import Collective, Completion, Crossing, Kernel, SegmentWork, Value
 
 __all__ = [
     "AnyOracle",
+    "Apart",
     "Collective",
     "Completion",
+    "Crossing",
     "Kernel",
+    "Memo",
     "Oracle",
     "Placement",
     "SegmentWork",
     "Value",
     "complete",
+    "complete_by_batch",
     "data_parallel",
     "find_batch_dims",
     "make_oracle",
+    "ops_without_rule",
+    "reads_apart",
 ]

@@ -10,16 +10,17 @@ change that an earlier op has paid for costs nothing, and what backward reads of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.collectives import collectives_between
-from paddle_rbt_plugin.completion.forms import sharded_form
+from paddle_rbt_plugin.completion.forms import FORMS, LOSS_REDUCTIONS, Form, sharded_form
 from paddle_rbt_plugin.completion.oracle import Built, Operand, Oracle, Question, Source, Use
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.completion.rules import RuleOracle
-from paddle_rbt_plugin.completion.work import Collective, Completion, Kernel, Phase, SegmentWork, Value
+from paddle_rbt_plugin.completion.work import Collective, Completion, Crossing, Kernel, Phase, SegmentWork, Value
 from paddle_rbt_plugin.graph import Graph, Op
 from paddle_rbt_plugin.layers.layers import Layers, Segment
 
@@ -44,26 +45,63 @@ def complete(
     batch_dims: BatchDims | None = None,
     oracle: AnyOracle | None = None,
     train: bool = True,
+    forms: Collection[str] = FORMS,
+    apart: Apart = (),
+    memo: Memo | None = None,
 ) -> Completion:
     """Completes a graph on a mesh.
 
     ``leaves`` places parameters and data by tensor position; one that is missing is replicated. ``batch_dims`` says which
     dimension of a tensor grows with the batch, see ``find_batch_dims``. ``oracle`` keeps answers from one call to the next;
     its mesh has the same axes, and degrees that divide the same dimensions. Without ``train`` there is no backward pass.
+    ``forms`` are the ops that may take another form. ``apart`` says which parameters are read on other stages, see
+    ``reads_apart``. ``memo`` keeps the work of segments for completions that differ in nothing but ``apart``.
     Raises UnsupportedProgram for an op that Paddle cannot build.
     """
-    return _Completer(graph, layers, mesh, oracle or make_oracle(mesh), leaves, batch_dims or {}, train).run(batch)
+    oracle = oracle or make_oracle(mesh)
+    return _Completer(graph, layers, mesh, oracle, leaves, batch_dims or {}, train, forms, apart, memo or Memo()).run(batch)
 
 
-def find_batch_dims(graph: Graph, layers: Layers, batch: int) -> dict[int, int]:
-    """The dimension of each tensor that is a multiple of the batch.
+def reads_apart(graph: Graph, layers: Layers, stages: Sequence[int]) -> Apart:
+    """The parameters that segments read on another stage than their own; ``stages`` holds the stage of each layer.
 
-    Found by completing the graph on a data-parallel mesh: what data parallelism shards grows with the batch. Where Paddle
-    gives the sharding up on the way, a first dimension of exactly the batch size counts."""
+    Such a stage is sent a copy in every micro step and sends the gradient back. Different cuts of a model mostly have the same
+    answer: none, or a head that is tied to the embedding."""
+    home: dict[int, int] = {}
+    first: dict[tuple[int, int], int] = {}
+    apart = []
+    for i, segment in enumerate(layers.segments):
+        stage = stages[segment.layer]
+        for t in _externals(graph, segment):
+            if graph.tensors[t].kind == "param" and home.setdefault(t, stage) != stage:
+                apart.append((i, t, first.setdefault((t, stage), i)))
+    return tuple(apart)
+
+
+def complete_by_batch(graph: Graph, layers: Layers, batch: int) -> Completion:
+    """The forward pass on a small data-parallel mesh, which shows what Paddle does with the batch."""
     factor = next((p for p in range(2, batch + 1) if batch % p == 0), 1)
     mesh = ProcessMesh(("dp",), (factor,), tuple(range(factor)))
     leaves = {t.index: data_parallel(t.shape, batch) for t in graph.data}
-    placements = complete(graph, layers, mesh, leaves, batch, train=False).placements
+    return complete(graph, layers, mesh, leaves, batch, train=False)
+
+
+def ops_without_rule(graph: Graph, by_batch: Completion) -> Counter[str]:
+    """How many ops of each type Paddle knows no sharding of, so that it gathers their inputs: those that give up even the
+    batch in ``complete_by_batch``."""
+    found: Counter[str] = Counter()
+    for segment, work in zip(by_batch.layers.segments, by_batch.work, strict=True):
+        for i, kernel in zip(segment.ops, work.forward, strict=True):
+            op = graph.ops[i]
+            sharded = any(by_batch.placements[t].is_sharded() for t in op.operands)
+            found[op.type] += sharded and not any(v.placement.is_sharded() for v in kernel.inputs)
+    return +found
+
+
+def find_batch_dims(graph: Graph, by_batch: Completion) -> dict[int, int]:
+    """The dimension of each tensor that is a multiple of the batch: what data parallelism shards (``complete_by_batch``).
+    Where Paddle gives the sharding up on the way, a first dimension of exactly the batch size counts."""
+    batch, placements = by_batch.batch, by_batch.placements
     found = {}
     for t in graph.tensors:
         if t.kind != "param" and 0 in placements[t.index].dims_mapping:
@@ -79,6 +117,9 @@ def data_parallel(shape: Sequence[int], batch: int, axis: int = 0) -> Placement:
         return Placement.replicated(len(shape))
     return Placement((axis, *(-1,) * (len(shape) - 1)))
 
+
+Apart = tuple[tuple[int, int, int], ...]
+"""A segment, a parameter that it reads on another stage than the parameter's, the first segment of its stage to do so."""
 
 Copies = tuple[tuple[int, frozenset[Placement]], ...]
 """Per tensor of a segment (by its place), the placements it has been resharded to."""
@@ -96,9 +137,20 @@ class _Backward:
     kernels: tuple[Kernel, ...]
     gradients: tuple[tuple[int, tuple[Placement, ...]], ...]
     """Per external tensor of the segment (by its place), the gradients it receives."""
+    trained: tuple[int, ...]
+    """Which of the segment's own parameters (by their place) get a gradient."""
     syncs: tuple[Collective, ...]
     saved: tuple[Value, ...]
     copies: Copies
+
+
+@dataclass(frozen=True)
+class Memo:
+    """What equal segments share, forward, backward and put together."""
+
+    forward: dict[tuple, _Forward] = field(default_factory=dict)
+    backward: dict[tuple, _Backward] = field(default_factory=dict)
+    work: dict[tuple[tuple, int], SegmentWork] = field(default_factory=dict)
 
 
 class _Completer:
@@ -111,6 +163,9 @@ class _Completer:
         leaves: Mapping[int, Placement],
         batch_dims: BatchDims,
         train: bool,
+        forms: Collection[str],
+        apart: Apart,
+        memo: Memo,
     ):
         self.graph = graph
         self.layers = layers
@@ -118,37 +173,45 @@ class _Completer:
         self.mesh = mesh
         self.batch_dims = batch_dims
         self.train = train
+        self.forms = forms
+        self.memo = memo
         self.placements: dict[int, Placement] = {
             t.index: leaves.get(t.index, Placement.replicated(t.ndim)) for t in graph.tensors if t.kind != "var"
         }
         self.gradients: dict[int, list[Placement]] = {}
-        self.copies: dict[int, frozenset[Placement]] = {}  # per forward tensor, the placements it was resharded to
-        self.forward_copies: dict[int, frozenset[Placement]] = {}  # those of them that the forward pass made
-        self.externals = [self._externals(s) for s in layers.segments]
+        self.sent: dict[int, dict[int, list[Placement]]] = {}  # gradients of parameters from other stages, stage by stage
+        # Per forward tensor and the stage where it is a copy, the placements it was resharded to.
+        self.copies: dict[tuple[int, int | None], frozenset[Placement]] = {}
+        self.forward_copies = self.copies  # those of them that the forward pass made
+        self.apart: dict[int, dict[int, int]] = {}
+        for i, t, stage in apart:
+            self.apart.setdefault(i, {})[t] = stage
+        self.here: Mapping[int, int] = {}  # what the segment being walked reads of other stages
+        self.externals = [_externals(graph, s) for s in layers.segments]
         self.owned = self._owned_params()
 
     def run(self, batch: int) -> Completion:
         segments = self.layers.segments
-        forward_memo: dict[tuple, _Forward] = {}
+        forward, shared = self.memo.forward, self.memo.work
         keys = []
-        for segment, externals in zip(segments, self.externals, strict=True):
+        for i, (segment, externals) in enumerate(zip(segments, self.externals, strict=True)):
+            self.here = self.apart.get(i, {})
             key = (segment.kind, tuple(self.placements[t] for t in externals), self._copies(externals))
             results = self._results(segment)
-            if key not in forward_memo:
-                forward_memo[key] = self._forward(segment, (*externals, *results))
+            if key not in forward:
+                forward[key] = self._forward(segment, (*externals, *results))
             else:
-                self.placements.update(zip(results, forward_memo[key].results, strict=True))
-                self._take_copies((*externals, *results), forward_memo[key].copies)
+                self.placements.update(zip(results, forward[key].results, strict=True))
+                self._take_copies((*externals, *results), forward[key].copies)
             keys.append(key)
-        backward = self._backward_pass(keys) if self.train else [_Backward((), (), (), (), ())] * len(segments)
-        shared: dict[tuple[tuple, int], SegmentWork] = {}
+        backward = self._backward_pass(keys) if self.train else [_Backward((), (), (), (), (), ())] * len(segments)
         work = []
         for i, segment in enumerate(segments):
             parts = (keys[i], id(backward[i]))
             if parts not in shared:
-                shared[parts] = self._work(i, segment, forward_memo[keys[i]], backward[i])
+                shared[parts] = self._work(i, segment, forward[keys[i]], backward[i])
             work.append(shared[parts])
-        return Completion(self.mesh, batch, self.layers, tuple(work), self.placements)
+        return Completion(self.mesh, batch, self.layers, tuple(work), self.placements, tuple(self._crossings()))
 
     # Structure of segments
 
@@ -156,16 +219,14 @@ class _Completer:
         return [t for op in segment.ops for t in self.graph.ops[op].results]
 
     def _copies(self, tensors: Iterable[int]) -> Copies:
-        return tuple((place, self.copies[t]) for place, t in enumerate(tensors) if t in self.copies)
+        keys = ((place, self._place(t)) for place, t in enumerate(tensors))
+        return tuple((place, self.copies[key]) for place, key in keys if key in self.copies)
 
     def _take_copies(self, tensors: Sequence[int], copies: Copies) -> None:
-        self.copies.update((tensors[place], targets) for place, targets in copies)
+        self.copies.update((self._place(tensors[place]), targets) for place, targets in copies)
 
-    def _externals(self, segment: Segment) -> tuple[int, ...]:
-        """Tensors that a segment reads and does not write, in the order of first use."""
-        written = {t for op in segment.ops for t in self.graph.ops[op].results}
-        read = (t for op in segment.ops for t in self.graph.ops[op].operands)
-        return tuple(dict.fromkeys(t for t in read if t not in written))
+    def _place(self, tensor: int) -> tuple[int, int | None]:
+        return tensor, self.here.get(tensor)
 
     def _owned_params(self) -> list[tuple[int, ...]]:
         """Per segment, the parameters that it is the first to read."""
@@ -190,30 +251,35 @@ class _Completer:
 
     def _reshard(self, tensor: int, target: Placement, phase: Phase) -> tuple[Collective, ...]:
         """Brings a forward tensor to a placement; free where an earlier op has done so."""
-        done = self.copies.get(tensor, frozenset())
+        done = self.copies.get(self._place(tensor), frozenset())
         if target == self.placements[tensor] or target in done:
             return ()
-        self.copies[tensor] = done | {target}
+        self.copies[self._place(tensor)] = done | {target}
         return self._changes(self._value(tensor), target, phase)
 
     # Forward
 
-    def _question(self, op: Op, gradients: tuple[Placement | None, ...] | None = None) -> Question:
+    def _form(self, op: Op) -> Form:
+        if op.type not in self.forms:
+            return Form(op.type, op.attrs)
+        first = {slot: of[0] for slot, of in op.inputs.items() if of}
+        shapes = {slot: self.graph.tensors[t].shape for slot, t in first.items()}
+        placements = {slot: self.placements[t] for slot, t in first.items()}
+        return sharded_form(op.type, op.attrs, shapes, placements, self.mesh, self.mesh.ranks[0])
+
+    def _question(self, op: Op, form: Form, gradients: tuple[Placement | None, ...] | None = None) -> Question:
         tensors = self.graph.tensors
         slots = tuple(
             (
-                slot,
+                form.slots.get(slot, slot),
                 tuple(
                     Operand(tensors[t].shape, tensors[t].dtype, self.placements[t], tensors[t].stop_gradient) for t in operands
                 ),
             )
             for slot, operands in op.inputs.items()
         )
-        shapes = {slot: of[0].shape for slot, of in slots if of}
-        placements = {slot: of[0].placement for slot, of in slots if of}
-        type_, attrs = sharded_form(op.type, op.attrs, shapes, placements, self.mesh, self.mesh.ranks[0])
         results = tuple((tensors[t].shape, tensors[t].dtype) for t in op.results)
-        return Question(type_, tuple(attrs.items()), slots, gradients, results)
+        return Question(form.type, tuple(form.attrs.items()), slots, gradients, results)
 
     def _forward(self, segment: Segment, tensors: Sequence[int]) -> _Forward:
         kernels = [self._forward_op(self.graph.ops[i]) for i in segment.ops]
@@ -225,7 +291,8 @@ class _Completer:
             for t in op.results:
                 self.placements[t] = Placement.replicated(self.graph.tensors[t].ndim)
             return Kernel(op.type, "forward", (), tuple(self._value(t) for t in op.results), attrs=op.attrs)
-        built = self.oracle.forward(self._question(op))
+        form = self._form(op)
+        built = self.oracle.forward(self._question(op, form))
         for t, product in zip(op.results, built.products, strict=True):
             self.placements[t] = product.kept
         inputs: list[Value] = []
@@ -238,6 +305,8 @@ class _Completer:
         for t, product in zip(op.results, built.products, strict=True):
             outputs.append(self._value(t, product.made))
             collectives += self._changes(outputs[-1], product.kept, "forward")
+        if form.axis is not None:  # its loss is its last result
+            collectives += [Collective("all_reduce", form.axis, outputs[-1], "forward")] * LOSS_REDUCTIONS
         return Kernel(built.type, "forward", tuple(inputs), tuple(outputs), tuple(collectives), op.attrs)
 
     # Backward
@@ -246,20 +315,24 @@ class _Completer:
         if self.graph.loss is not None:
             self.gradients[self.graph.loss] = [Placement.replicated(self.graph.tensors[self.graph.loss].ndim)]
         self.forward_copies = dict(self.copies)
-        memo: dict[tuple, _Backward] = {}
+        memo = self.memo.backward
         done: list[_Backward] = []
         for i in reversed(range(len(keys))):
+            self.here = self.apart.get(i, {})
             segment, externals = self.layers.segments[i], self.externals[i]
             results = self._results(segment)
             arriving = tuple(tuple(self.gradients.get(t, ())) for t in (*results, *self.owned[i]))
             tensors = (*externals, *results)
-            key = (keys[i], arriving, self._copies(tensors))
+            sent = tuple(tuple(map(tuple, self.sent.get(t, {}).values())) for t in self.owned[i])
+            key = (keys[i], arriving, sent, self._copies(tensors))
             if key not in memo:
                 memo[key] = self._backward(i, segment, externals, tensors)
             else:
                 self._take_copies(tensors, memo[key].copies)
             for place, placements in memo[key].gradients:
-                self.gradients.setdefault(externals[place], []).extend(placements)
+                t = externals[place]
+                received = self.sent.setdefault(t, {}) if t in self.here else self.gradients
+                received.setdefault(self.here.get(t, t), []).extend(placements)
             done.append(memo[key])
         return done[::-1]
 
@@ -275,13 +348,27 @@ class _Completer:
             for place, t in enumerate(externals)
             if len(gradients.get(t, ())) > before[t]
         )
+        trained: list[int] = []
         syncs: list[Collective] = []
-        for t in self.owned[index]:
-            if gradients.get(t):
-                total, summed = self._summed(t, gradients[t])
+        for place, t in enumerate(self.owned[index]):
+            arrived, moved = self._from_other_stages(t)
+            kernels += moved
+            if arrived or gradients.get(t):
+                trained.append(place)
+                total, summed = self._summed(t, [*arrived, *gradients.get(t, ())])
                 kernels += summed
                 syncs += self._changes(self._gradient(t, total), self.placements[t], "optimizer")
-        return _Backward(tuple(kernels), received, tuple(syncs), tuple(saved.values()), self._copies(tensors))
+        return _Backward(tuple(kernels), received, tuple(trained), tuple(syncs), tuple(saved.values()), self._copies(tensors))
+
+    def _from_other_stages(self, tensor: int) -> tuple[list[Placement], list[Kernel]]:
+        """The gradients of a parameter that other stages send: each is summed there and reduced here."""
+        whole, kernels = self.placements[tensor], []
+        sent = self.sent.get(tensor, {}).values()
+        for placements in sent:
+            total, summed = self._summed(tensor, placements)
+            value, arrived = self._gradient(tensor, total), self._gradient(tensor, whole)
+            kernels += [*summed, Kernel("reshard", "backward", (value,), (arrived,), self._changes(value, whole, "backward"))]
+        return [whole] * len(sent), kernels
 
     def _backward_op(
         self, op: Op, gradients: dict[int, list[Placement]], saved: dict[tuple[int, Placement], Value]
@@ -298,7 +385,7 @@ class _Completer:
                 kernels += summed
             arriving.append(total)
         done: set[tuple[Source, Placement]] = set()
-        for built in self.oracle.backward(self._question(op, tuple(arriving))):
+        for built in self.oracle.backward(self._question(op, self._form(op), tuple(arriving))):
             for use in built.uses:
                 self._save(op, use, saved)
             kernels.append(self._backward_kernel(op, built, done))
@@ -312,7 +399,7 @@ class _Completer:
         tensor = self._forward_tensor(op, use)
         if tensor is None or not use.reads:
             return
-        if use.need in self.forward_copies.get(tensor, ()):
+        if use.need in self.forward_copies.get(self._place(tensor), ()):
             saved.setdefault((tensor, use.need), replace(self._value(tensor, use.need), kind="var"))
         elif self.graph.tensors[tensor].kind != "param":
             saved.setdefault((tensor, use.have), self._value(tensor))
@@ -375,6 +462,19 @@ class _Completer:
 
     # Result
 
+    def _crossings(self) -> Iterator[Crossing]:
+        readers: dict[int, dict[int, None]] = {}
+        for segment, externals in zip(self.layers.segments, self.externals, strict=True):
+            for t in externals:
+                readers.setdefault(t, {})[segment.layer] = None
+        home = {t: segment.layer for segment in self.layers.segments for t in self._results(segment)}
+        for t, layers in readers.items():
+            layer = home.get(t, next(iter(layers)))
+            others = tuple(sorted(layers.keys() - {layer}))
+            if others:
+                whole = Placement(self.placements[t].dims_mapping)
+                yield Crossing(self._value(t, whole), layer, others, t in self.gradients or t in self.sent)
+
     def _work(self, index: int, segment: Segment, forward: _Forward, backward: _Backward) -> SegmentWork:
         externals = self.externals[index]
         own = set(segment.ops)
@@ -383,8 +483,16 @@ class _Completer:
             forward=forward.kernels,
             backward=backward.kernels,
             params=tuple(self._value(t) for t in self.owned[index]),
+            trained=tuple(self._value(self.owned[index][place]) for place in backward.trained),
             gradient_syncs=backward.syncs,
             saved=backward.saved,
             inputs=tuple(self._value(t) for t in externals if self.graph.tensors[t].kind != "param"),
             outputs=tuple(self._value(t) for t in results if any(c.index not in own for c in self.graph.consumers(t))),
         )
+
+
+def _externals(graph: Graph, segment: Segment) -> tuple[int, ...]:
+    """Tensors that a segment reads and does not write, in the order of first use."""
+    written = {t for op in segment.ops for t in graph.ops[op].results}
+    read = (t for op in segment.ops for t in graph.ops[op].operands)
+    return tuple(dict.fromkeys(t for t in read if t not in written))

@@ -32,6 +32,7 @@ _RULES: dict[str, tuple[str, Callable[[Attrs, Operand], list[Any]]]] = {
         "cross_entropy_with_softmax",
         lambda a, _: [a["soft_label"], a["use_softmax"], a["numeric_stable_mode"], a["ignore_index"], a["axis"]],
     ),
+    "c_softmax_with_cross_entropy": ("cross_entropy_with_softmax", lambda a, _: [False, True, True, a["ignore_index"], -1]),
     "reshape": ("reshape", lambda a, _: [list(a["shape"])]),
     "transpose": ("transpose", lambda a, _: [list(a["perm"])]),
     "unsqueeze": ("unsqueeze", lambda a, _: [list(a["axis"])]),
@@ -39,12 +40,13 @@ _RULES: dict[str, tuple[str, Callable[[Attrs, Operand], list[Any]]]] = {
     "mean": ("reduce_sum", lambda a, x: [_reduced(a, x), a["keepdim"]]),
 }
 _GATHERED = "cross_entropy_with_softmax"
-"""Takes whole logits unless a pass makes it parallel, whatever its rule says."""
+"""Takes whole logits, whatever its rule says."""
 
 # Forward tensors that the gradient op reads, by slot; an op that is not listed reads all of its inputs.
 _GRADIENT_READS: dict[str, tuple[str, ...]] = {
     "embedding": ("x",), "c_embedding": ("x",), "softmax": ("out",), "layer_norm": ("x", "scale", "mean", "variance"),
     "cross_entropy_with_softmax": ("label", "softmax"), "divide": ("y", "out"), "dropout": ("mask",),
+    "c_softmax_with_cross_entropy": ("label", "softmax"),
     **dict.fromkeys(("relu", "tanh", "sigmoid", "sqrt", "rsqrt", "exp"), ("out",)),
     **dict.fromkeys(
         ("add", "subtract", "reshape", "transpose", "unsqueeze", "squeeze", "flatten", "concat", "split", "split_with_num",
@@ -54,6 +56,7 @@ _GRADIENT_READS: dict[str, tuple[str, ...]] = {
 _OUTPUTS = {
     "layer_norm": ("out", "mean", "variance"),
     "cross_entropy_with_softmax": ("softmax", "loss"),
+    "c_softmax_with_cross_entropy": ("softmax", "loss"),
     "dropout": ("out", "mask"),
 }
 

@@ -80,6 +80,8 @@ class SegmentWork:
     """In the order of execution: last forward op first."""
     params: tuple[Value, ...]
     """Parameters first used in this segment."""
+    trained: tuple[Value, ...]
+    """Those of them that get a gradient; the others are frozen, or nothing that the loss depends on."""
     gradient_syncs: tuple[Collective, ...]
     """Brings each of these parameters' gradients to the parameter's placement, once per step (phase ``optimizer``)."""
     saved: tuple[Value, ...]
@@ -100,6 +102,19 @@ class SegmentWork:
 
 
 @dataclass(frozen=True)
+class Crossing:
+    """A value that other layers than its own read. It is sent to each stage that runs one of them and not its own layer, once
+    in a micro step, and its gradient is sent back. ``value`` is what is sent: a sum over ranks is finished before."""
+
+    value: Value
+    layer: int
+    """The layer that makes it, or reads it first where it is a parameter or an input."""
+    readers: tuple[int, ...]
+    """The other layers that read it, in order."""
+    has_gradient: bool
+
+
+@dataclass(frozen=True)
 class Completion:
     """A graph completed on one process mesh: the work of each segment, in program order."""
 
@@ -111,3 +126,5 @@ class Completion:
     """One per segment of ``layers.segments``."""
     placements: Mapping[int, Placement]
     """Where every tensor of the graph lies in the forward pass, by its position."""
+    crossings: tuple[Crossing, ...]
+    """In program order."""

@@ -22,9 +22,10 @@ class Training:
     """Attention runs as one kernel (flash attention) where the traced program, written for any device, spells it out."""
     fused_elementwise: bool = False
     """Runs of elementwise ops, and the ends of matrix products, are one kernel each (CINN; hand-written fused kernels)."""
-    sharded_vocabulary: bool = False
-    """Embedding and loss keep a sharded vocabulary sharded (passes ``replace_with_c_embedding`` and
-    ``replace_with_parallel_cross_entropy``)."""
+    own_copies: bool = False
+    """Each pipeline stage holds its own copy of a weight that several of them read, reduced once per step, and of masks and
+    tables; each rank of the mp group sends its part of a hidden state, which the receivers gather (Megatron-LM). Without it
+    such values are sent in every micro batch, as programs handed over to Paddle do (``handover.pipeline``)."""
     float32_gradients: bool = False
     """Gradients are kept and reduced in float32 although the precision is fp16 or bf16 (``amp_master_grad``)."""
     overlap_mp: bool = False

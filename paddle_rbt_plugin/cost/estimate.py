@@ -10,7 +10,7 @@ and ``memory`` say what a step does once and what stays in memory.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.completion.work import Completion
@@ -95,11 +95,9 @@ def estimate(
     than chunks, and ClusterError if the cluster lacks ranks or a rate for the precision.
     """
     shared = shared or SharedCosts(cluster, training, constants)
-    completion = shared.completion(completion)
-    layers = [replace(s, completion=shared.completion(s.completion)) for s in layers or ()]
     c, micro_batches = shared.constants, candidate.accumulate_steps
     stages = make_stages(completion, candidate.pp, candidate.vpp if candidate.pp > 1 else 1, stage_layers)
-    costing = StageCosting(completion, candidate, len(stages), shared, layers)
+    costing = StageCosting(completion, candidate, stages, shared, layers)
     costs = [costing.cost(stage) for stage in stages]
     pipeline = makespan(
         candidate.schedule,
@@ -139,7 +137,7 @@ def model_flop(completion: Completion, candidate: Candidate, shared: SharedCosts
 
 def _pipeline_breakdown(s: StageCost, micro_batches: int, pipeline: float, c: Constants, experts: bool) -> dict[str, float]:
     forward, recompute, backward = (sum(passes, PassCost()) for passes in (s.forward, s.recompute, s.backward))
-    p2p = 2 * len(s.forward) * s.send
+    p2p = sum(s.send_ahead) + sum(s.send_back)
     device = sum(p.compute + p.communication for p in (forward, recompute, backward))
     busy = s.busy_seconds(c)
     communication = sum(p.communication for p in (forward, recompute, backward))

@@ -29,8 +29,9 @@ class StateBytes:
     optimizer_states: float
 
 
-def state_bytes(parameters: float, candidate: Candidate, training: Training, shards: int) -> StateBytes:
-    """States for ``parameters`` elements on one device; ``shards`` is the size of the data-parallel group."""
+def state_bytes(parameters: float, trained: float, candidate: Candidate, training: Training, shards: int) -> StateBytes:
+    """States for ``parameters`` elements on one device, of which ``trained`` get a gradient; the others (frozen) have neither
+    master copy nor states. ``shards`` is the size of the data-parallel group."""
     half = training.precision != "fp32"
     stage = candidate.sharding_stage
     shards = candidate.shards(shards)
@@ -43,9 +44,9 @@ def state_bytes(parameters: float, candidate: Candidate, training: Training, sha
         return StateBytes(weights, 0.0, 0.0, 0.0)
     return StateBytes(
         parameters=split(weights, 3),
-        master_weights=split(4.0 * parameters, 1) if half else 0.0,
-        gradients=split(parameters * gradient_itemsize(training), 2),
-        optimizer_states=split(4.0 * parameters * OPTIMIZER_STATES[training.optimizer], 1),
+        master_weights=split(4.0 * trained, 1) if half else 0.0,
+        gradients=split(trained * gradient_itemsize(training), 2),
+        optimizer_states=split(4.0 * trained * OPTIMIZER_STATES[training.optimizer], 1),
     )
 
 

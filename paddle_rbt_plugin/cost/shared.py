@@ -7,17 +7,18 @@ Thousands of candidates differ in nothing of this for most of their segments.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from paddle_rbt_plugin.cluster import Cluster, Device, MachineGroup, ProcessMesh
-from paddle_rbt_plugin.completion.work import Completion, SegmentWork
+from paddle_rbt_plugin.completion.work import Completion, SegmentWork, Value
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.cost.communication import GroupNetwork, collective_seconds, group_network
 from paddle_rbt_plugin.cost.compute import ComputeDevice, products
 from paddle_rbt_plugin.cost.constants import DEFAULT, Constants, constants_on
 from paddle_rbt_plugin.cost.segments import Machine, SegmentCost, segment_cost
 from paddle_rbt_plugin.cost.sizes import Sizes, loss_values
-from paddle_rbt_plugin.cost.vocabulary import with_sharded_vocabulary
+from paddle_rbt_plugin.cost.transfers import Sends, chunk_sends
 
 
 class SharedCosts:
@@ -27,26 +28,15 @@ class SharedCosts:
         self.cluster = cluster
         self.training = training
         self.constants = constants_on(cluster, constants)
-        self._works: dict[int, tuple[SegmentWork, SegmentWork]] = {}
+        self._works: dict[int, SegmentWork] = {}
         self._axes: dict[int, tuple[frozenset[str], bool]] = {}
         self._flop: dict[int, float] = {}
         self._sizes: dict[tuple[object, ...], Sizes] = {}
         self._segments: dict[tuple[object, ...], SegmentCost] = {}
         self._machines: dict[tuple[object, ...], tuple[Device, Machine]] = {}
+        self._sends: dict[tuple[object, ...], tuple[Completion, Sends]] = {}
         self._pairs: dict[tuple[int, int], GroupNetwork] = {}
         self._groups_of_parts: dict[tuple[int, int, int], GroupNetwork] = {}
-
-    def completion(self, completion: Completion) -> Completion:
-        """The completion as the training runs it: with a sharded vocabulary kept sharded, where the training says so."""
-        return replace(completion, work=tuple(map(self.work, completion.work)))
-
-    def work(self, work: SegmentWork) -> SegmentWork:
-        """A segment's work as the training runs it."""
-        if not self.training.sharded_vocabulary:
-            return work
-        if id(work) not in self._works:
-            self._works[id(work)] = work, with_sharded_vocabulary(work)
-        return self._works[id(work)][1]
 
     def machine(self, mesh: ProcessMesh, first: int) -> tuple[Device, Machine]:
         """What a stage on ``mesh``, moved to begin at rank ``first``, runs on; the slowest and smallest of its devices where
@@ -104,6 +94,49 @@ class SharedCosts:
             self._groups_of_parts[key] = group_network(self.cluster, group)
         return collective_seconds("all_gather", nbytes, self._groups_of_parts[key], self.constants)
 
+    def sends(
+        self,
+        completion: Completion,
+        candidate: Candidate,
+        chunk_layers: tuple[int, ...],
+        of_layer: Sequence[Completion] | None = None,
+    ) -> Sends:
+        """What the stages send each other; ``chunk_layers`` as in ``chunk_sends``. ``of_layer`` holds the completion of each
+        layer where they differ."""
+        if of_layer is not None:
+            return self._sum_sends(completion, candidate, chunk_layers, of_layer)
+        mesh, strategy = completion.mesh, (candidate.pp, candidate.micro_batch, candidate.sequence_parallel)
+        key = (id(completion.crossings), mesh.axes, mesh.shape, chunk_layers, *strategy)
+        if key not in self._sends:
+            same = (completion,) * completion.layers.count
+            self._sends[key] = completion, self._sum_sends(completion, candidate, chunk_layers, same)
+        return self._sends[key][1]
+
+    def _sum_sends(
+        self, completion: Completion, candidate: Candidate, chunk_layers: tuple[int, ...], of_layer: Sequence[Completion]
+    ) -> Sends:
+        place = {id(c.value): i for i, c in enumerate(completion.crossings)}
+        ranks = completion.mesh.size
+
+        def stored(value: Value, layer: int) -> float:
+            mine = of_layer[layer]
+            scale = candidate.micro_batch * mine.mesh.degree("dp") / mine.batch
+            key = ("sent", mine.mesh.axes, mine.mesh.shape, scale, candidate.sequence_parallel)
+            if key not in self._sizes:
+                self._sizes[key] = Sizes(mine.mesh, scale, self.training.precision, candidate.sequence_parallel)
+            return self._sizes[key].stored(mine.crossings[place[id(value)]].value)
+
+        def seconds(value: Value, layer: int, source: int, target: int) -> float:
+            nbytes, net = stored(value, layer), self.pair(source * ranks, target * ranks)
+            mp = self.machine(of_layer[layer].mesh, source * ranks)[1].networks.get("mp")
+            if not self.training.own_copies or candidate.sequence_parallel or mp is None or mp.ranks == 1:
+                return collective_seconds("p2p", nbytes, net, self.constants)
+            # Each rank sends its part, the receivers gather it (arXiv 2104.04473, section 4.1).
+            part = collective_seconds("p2p", nbytes / mp.ranks, net, self.constants)
+            return part + collective_seconds("all_gather", nbytes, mp, self.constants)
+
+        return chunk_sends(completion, chunk_layers, candidate.pp, self.training.own_copies, seconds, stored)
+
     def sizes(self, work: SegmentWork, mesh: ProcessMesh, batch_scale: float, sequence_parallel: bool) -> Sizes:
         """Local sizes of the values of a segment. ``batch_scale`` is as in ``Value.local_shape``."""
         _, spread = self._use_of_axes(work, mesh)
@@ -131,7 +164,7 @@ class SharedCosts:
             sizes = Sizes(ProcessMesh(mesh.axes, (1,) * len(mesh.axes), mesh.ranks[:1]), 1.0, self.training.precision)
             kernels = (*work.forward, *work.backward) if self.training.mode == "train" else work.forward
             self._flop[id(work)] = sum(p.flop for k in kernels for p in products(k, sizes))
-            self._works.setdefault(id(work), (work, work))
+            self._works[id(work)] = work
         return self._flop[id(work)]
 
     def _use_of_axes(self, work: SegmentWork, mesh: ProcessMesh) -> tuple[frozenset[str], bool]:
@@ -146,7 +179,7 @@ class SharedCosts:
                 for v in work.values()
             )
             self._axes[id(work)] = axes, spread
-            self._works.setdefault(id(work), (work, work))
+            self._works[id(work)] = work
         return self._axes[id(work)]
 
 

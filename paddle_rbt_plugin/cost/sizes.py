@@ -41,7 +41,7 @@ ELEMENTWISE = frozenset(
 """Ops that read and write each element once, so that a compiler fuses runs of them."""
 
 VIEWS = frozenset(
-    {"reshape", "unsqueeze", "squeeze", "flatten", "view", "view_shape", "share_data", "detach", "assign_out_"}
+    {"reshape", "unsqueeze", "squeeze", "flatten", "view", "view_shape", "share_data", "detach", "reshard", "assign_out_"}
     | {"full", "full_int_array", "full_like", "shape", "shape64", "numel", "arange", "print", "identity"}
 )
 """Ops that move no tensor: another shape of the same memory, or a few scalars."""

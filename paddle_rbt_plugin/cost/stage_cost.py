@@ -38,8 +38,10 @@ class StageCost:
     forward: tuple[PassCost, ...]
     recompute: tuple[PassCost, ...]
     backward: tuple[PassCost, ...]
-    send: float
-    """Seconds to hand a boundary tensor to a neighbour, in either direction."""
+    send_ahead: tuple[float, ...]
+    """Per chunk, seconds in which it sends what other stages read of it."""
+    send_back: tuple[float, ...]
+    """Per chunk, seconds in which it sends gradients back."""
     parameters: float
     """Elements on one device, before ZeRO splits them."""
     gradient_sync: float
@@ -50,11 +52,12 @@ class StageCost:
 
     def forward_seconds(self, c: Constants) -> tuple[float, ...]:
         """Per chunk, one forward pass with the sending of its result."""
-        return tuple(p.seconds(c) + self.send for p in self.forward)
+        return tuple(p.seconds(c) + send for p, send in zip(self.forward, self.send_ahead, strict=True))
 
     def backward_seconds(self, c: Constants) -> tuple[float, ...]:
         """Per chunk, one backward pass with its recomputation and the sending of its gradient."""
-        return tuple((r + b).seconds(c) + self.send for r, b in zip(self.recompute, self.backward, strict=True))
+        passes = zip(self.recompute, self.backward, self.send_back, strict=True)
+        return tuple((r + b).seconds(c) + send for r, b, send in passes)
 
     def busy_seconds(self, c: Constants) -> float:
         """One micro batch through all chunks, forward and backward."""
@@ -63,10 +66,12 @@ class StageCost:
 
 @dataclass
 class _Part:
-    """What of a stage runs on one mesh: elements of its parameters on one device, and of the gradients to reduce per axis."""
+    """What of a stage runs on one mesh: elements of its parameters on one device, of those that are trained, and of the
+    gradients to reduce per axis."""
 
     mesh: ProcessMesh
     parameters: float = 0.0
+    trained: float = 0.0
     gradients: dict[str, float] = field(default_factory=dict)
 
 
@@ -77,7 +82,7 @@ class StageCosting:
         self,
         completion: Completion,
         candidate: Candidate,
-        stages: int,
+        stages: Sequence[Stage],
         shared: SharedCosts,
         layers: Sequence[LayerStrategy] | None = None,
     ):
@@ -87,12 +92,16 @@ class StageCosting:
         self.cluster = shared.cluster
         self.training = shared.training
         self.train = shared.training.mode == "train"
-        self.stages = stages
+        self.stages = len(stages)
         self.ranks = completion.mesh.size
         self.samples = candidate.micro_batch * completion.mesh.degree("dp")
         self.c = shared.constants
         same = LayerStrategy(completion, candidate.recompute)
         self.strategies = tuple(layers) if layers else (same,) * completion.layers.count
+        chunks = sorted(chunk for stage in stages for chunk in stage.layers)
+        chunk_layers = tuple(last - first + 1 for first, last in chunks)
+        of_layer = [s.completion for s in self.strategies] if layers else None
+        self.sends = shared.sends(completion, candidate, chunk_layers, of_layer)
 
     def cost(self, stage: Stage) -> StageCost:
         """The cost of a stage on the ranks that it runs on."""
@@ -116,7 +125,8 @@ class StageCosting:
             forward=forward,
             recompute=tuple(sum((s.recompute for s in chunk), PassCost()) for chunk in chunks),
             backward=backward,
-            send=self._send_seconds(stage, first),
+            send_ahead=self.sends.ahead[stage.index :: self.stages],
+            send_back=self.sends.back[stage.index :: self.stages],
             parameters=sum(p.parameters for p in parts),
             gradient_sync=sum(self._sync_seconds(p, first, seconds) for p in parts) if self.train else 0.0,
             update=sum(self._update_seconds(p, first) for p in parts) if self.train else 0.0,
@@ -163,29 +173,16 @@ class StageCosting:
             part = parts.setdefault(completion.mesh.degree("dp"), _Part(completion.mesh))
             sizes = self._sizes(i)
             part.parameters += sum(map(sizes.numel, completion.work[i].params))
+            part.trained += sum(map(sizes.numel, completion.work[i].trained))
             for sync in completion.work[i].gradient_syncs:
                 part.gradients[sync.axis] = part.gradients.get(sync.axis, 0.0) + sizes.numel(sync.value)
-        tied = self._sizes(stage.segments[0])
-        part = parts[self._strategy(stage.segments[-1]).completion.mesh.degree("dp")]
-        part.parameters += sum(map(tied.numel, stage.shared))
+        if self.training.own_copies:
+            tied = self._sizes(stage.segments[0])
+            copied = sum(map(tied.numel, stage.shared))
+            part = parts[self._strategy(stage.segments[-1]).completion.mesh.degree("dp")]
+            part.parameters += copied
+            part.trained += copied
         return list(parts.values())
-
-    def _send_seconds(self, stage: Stage, first: int) -> float:
-        """Each rank of an mp group sends its part of the hidden state, the receivers gather it over the links inside their
-        machine (arXiv 2104.04473, section 4.1)."""
-        if self.stages == 1:
-            return 0.0
-        segments = self.completion.layers.segments
-        last = max((i for i in stage.segments if segments[i].is_block), default=stage.segments[-1])
-        whole = boundary_bytes(self._work(last), self._sizes(last))
-        there = first + self.ranks if stage.index < self.stages - 1 else first - self.ranks
-        net = self.shared.pair(first, there)
-        _, machine = self.shared.machine(self._strategy(last).completion.mesh, first)
-        mp = machine.networks.get("mp")
-        if mp is None or mp.ranks == 1:
-            return collective_seconds("p2p", whole, net, self.c)
-        seconds = collective_seconds("p2p", whole / mp.ranks, net, self.c)
-        return seconds if self.candidate.sequence_parallel else seconds + collective_seconds("all_gather", whole, mp, self.c)
 
     def _sync_seconds(self, part: _Part, first: int, backward: float) -> float:
         """Gradients of the stage's parameters, brought to where the parameters lie."""
@@ -203,20 +200,20 @@ class StageCosting:
     def _update_seconds(self, part: _Part, first: int) -> float:
         _, machine = self.shared.machine(part.mesh, first)
         shards = self.candidate.shards(part.mesh.degree("dp"))
-        return update_seconds(part.parameters / shards, self.training, machine.device, self.c)
+        return update_seconds(part.trained / shards, self.training, machine.device, self.c)
 
     def _memory(self, stage: Stage, segments: list[SegmentCost], parts: Sequence[_Part]) -> dict[str, float]:
-        states = [state_bytes(p.parameters, self.candidate, self.training, p.mesh.degree("dp")) for p in parts]
+        states = [state_bytes(p.parameters, p.trained, self.candidate, self.training, p.mesh.degree("dp")) for p in parts]
         schedule, m = self.candidate.schedule, self.candidate.accumulate_steps
         flying = in_flight(schedule, stage.index, self.stages, m, len(stage.chunks)) if self.train else 0
-        reduced = sum(p.parameters for p in parts if p.mesh.degree("dp") > 1) if self.train else 0
+        reduced = sum(p.trained for p in parts if p.mesh.degree("dp") > 1) if self.train else 0
         bucket = min(self.c.bucket_bytes, reduced * gradient_itemsize(self.training))
         return {
             "parameters": sum(s.parameters for s in states),
             "master_weights": sum(s.master_weights for s in states),
             "gradients": sum(s.gradients for s in states),
             "optimizer_states": sum(s.optimizer_states for s in states),
-            "activations": flying * sum(s.kept for s in segments),
+            "activations": flying * (sum(s.kept for s in segments) + self.sends.received[stage.index]),
             "recomputed": max(s.revived for s in segments) if self.train else 0.0,
             "temporaries": max(s.temporary for s in segments),
             "communication": max(s.message for s in segments) + bucket,

@@ -8,11 +8,15 @@ the context under the key ``plan``.
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Collection
 from typing import Any
 
 import paddle
 from paddle.distributed.passes.pass_base import PassBase, register_pass
 
+from paddle_rbt_plugin.cluster import Cluster
+from paddle_rbt_plugin.completion.forms import CPU_FORMS, FORMS, forms_on
 from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.graph import is_legacy, read_program
 from paddle_rbt_plugin.graph.legacy import read_legacy_program
@@ -23,9 +27,10 @@ from paddle_rbt_plugin.handover.pipeline import annotate_stages
 from paddle_rbt_plugin.handover.replay import annotate, paddle_mesh
 from paddle_rbt_plugin.handover.strategy import as_the_program_runs
 from paddle_rbt_plugin.plan.plan import Plan
-from paddle_rbt_plugin.tuner import job_cluster, tune_graph
+from paddle_rbt_plugin.tuner import TunerWarning, check_batch, job_cluster, tune_graph
 
 PLAN = "plan"
+_EXTRA = ("global_batch", "precision", "loss", "constraints")
 
 
 @register_pass(PASS_NAME)
@@ -39,8 +44,9 @@ class RuleBasedTunerPass(PassBase):
         return True
 
     def _apply_single_impl(self, main_program: Any, startup_program: Any, context: Any) -> None:
-        extra = {key: self._attrs[key] for key in ("global_batch", "precision", "loss", "constraints") if key in self._attrs}
-        settings = Settings.from_mapping({k: v for k, v in self._attrs.items() if k not in extra})
+        extra = {key: self._attrs[key] for key in _EXTRA if self._attrs.get(key) is not None}
+        settings = Settings.from_mapping({k: v for k, v in self._attrs.items() if k not in _EXTRA})
+        check_batch(extra.get("global_batch"))
         loss = extra.pop("loss", None)
         legacy = read_legacy_program(main_program, loss) if is_legacy(main_program) else None
         graph = legacy.graph if legacy is not None else read_program(main_program, loss)
@@ -63,7 +69,23 @@ def apply_plan(program: Any, plan: Plan, placements: dict[str, Any]) -> None:
     """Annotates a program in place. Raises TunerError for a plan that PIR cannot execute this way."""
     meshes = list(dict.fromkeys(stage.process_mesh for stage in plan.stages))
     enable_static_training_on_cpu([paddle_mesh(mesh) for mesh in meshes])
+    forms = _forms_here(plan)
     if len(meshes) == 1:
-        annotate(program, meshes[0], placements)
+        annotate(program, meshes[0], placements, forms)
     else:
-        annotate_stages(program, read_program(program, needs_loss=False), plan, placements)
+        annotate_stages(program, read_program(program, needs_loss=False), plan, placements, forms)
+
+
+def _forms_here(plan: Plan) -> Collection[str]:
+    """The ops that take another form: as planned, but for kernels that a job on CPUs lacks."""
+    forms = forms_on(Cluster.from_dict(plan.cluster))
+    if forms == FORMS and paddle.distributed.get_world_size() > 1 and not paddle.is_compiled_with_cuda():
+        if plan.degrees["mp"] > 1:
+            warnings.warn(
+                "the plan is for GPUs and this job runs on CPUs, which have no kernel for a loss on sharded logits: they are "
+                "gathered, which the estimate does not count; plan for the devices of this job to count it",
+                TunerWarning,
+                stacklevel=2,
+            )
+        return CPU_FORMS
+    return forms

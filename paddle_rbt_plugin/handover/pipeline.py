@@ -12,11 +12,12 @@ The interleaved schedule is not applied: Paddle assigns its chunks to stages by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import paddle
 
+from paddle_rbt_plugin.completion.forms import FORMS
 from paddle_rbt_plugin.completion.oracle import placement_of, set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram
@@ -28,13 +29,16 @@ from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.plan.plan import Plan
 
 
-def annotate_stages(program: Any, graph: Graph, plan: Plan, placements: Mapping[str, Placement]) -> None:
+def annotate_stages(
+    program: Any, graph: Graph, plan: Plan, placements: Mapping[str, Placement], forms: Collection[str] = FORMS
+) -> None:
     """Rebuilds ``program``, from which ``graph`` was read, in place on the stages of ``plan``.
 
-    ``placements`` holds every parameter and every data tensor by name. Raises TunerError for an interleaved schedule and for
-    stages that overlap or differ in shape, UnsupportedProgram as ``annotate`` does."""
+    ``placements`` holds every parameter and every data tensor by name, ``forms`` the ops that may take another form. Raises
+    TunerError for an interleaved schedule and for stages that overlap or differ in shape, UnsupportedProgram as ``annotate``
+    does."""
     _check_executable(plan)
-    _Annotation(program, graph, plan, placements).run()
+    _Annotation(program, graph, plan, placements, forms).run()
 
 
 def _check_executable(plan: Plan) -> None:
@@ -52,8 +56,9 @@ def _check_executable(plan: Plan) -> None:
 
 
 class _Annotation:
-    def __init__(self, program: Any, graph: Graph, plan: Plan, placements: Mapping[str, Placement]):
+    def __init__(self, program: Any, graph: Graph, plan: Plan, placements: Mapping[str, Placement], forms: Collection[str]):
         self.program = program
+        self.forms = forms
         self.placements = placements
         self.process_meshes = [stage.process_mesh for stage in plan.stages]
         self.meshes = [paddle_mesh(mesh) for mesh in self.process_meshes]
@@ -82,7 +87,7 @@ class _Annotation:
                         stage = self.stages.get(position)
                         if stage is not None:
                             self._bring_operands(op, stage)
-                        rebuild(op, self.process_meshes[stage or 0])
+                        rebuild(op, self.process_meshes[stage or 0], self.forms)
         finally:
             if was_dynamic:
                 paddle.disable_static()

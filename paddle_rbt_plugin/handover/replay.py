@@ -6,12 +6,13 @@ distributed types, and each forward op is rebuilt in order through ``paddle._C_o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import paddle
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+from paddle_rbt_plugin.completion.forms import FORMS
 from paddle_rbt_plugin.completion.oracle import set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import UnsupportedProgram
@@ -28,8 +29,9 @@ def paddle_mesh(mesh: ProcessMesh) -> Any:
     return paddle.distributed.ProcessMesh(np.array(mesh.ranks).reshape(mesh.shape), dim_names=list(mesh.axes))
 
 
-def annotate(program: Any, mesh: ProcessMesh, placements: Mapping[str, Placement]) -> None:
-    """Rebuilds ``program`` in place on ``mesh``; ``placements`` holds every parameter and every data tensor by name.
+def annotate(program: Any, mesh: ProcessMesh, placements: Mapping[str, Placement], forms: Collection[str] = FORMS) -> None:
+    """Rebuilds ``program`` in place on ``mesh``; ``placements`` holds every parameter and every data tensor by name, ``forms``
+    the ops that may take another form.
 
     Raises UnsupportedProgram for a leaf without a placement and for an op that cannot be rebuilt."""
     target = paddle_mesh(mesh)
@@ -47,14 +49,14 @@ def annotate(program: Any, mesh: ProcessMesh, placements: Mapping[str, Placement
                     set_placement(op.result(0), target, placements[leaf])
                 elif name not in CONTAINER_OPS and name not in SINK_OPS:
                     pir.set_insertion_point(op)
-                    rebuild(op, mesh)
+                    rebuild(op, mesh, forms)
     finally:
         if was_dynamic:
             paddle.disable_static()
 
 
-def rebuild(op: Any, mesh: ProcessMesh) -> None:
-    """Builds an op again, on the types that its operands have now, in its place."""
+def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str]) -> None:
+    """Builds an op again, on the types that its operands have now, in its place; ``forms`` as in ``build_op``."""
     name = op.name().split(".", 1)[1]
     inputs: dict[str, list[Any]] = {}
     for slot, value in zip(op.get_input_names(), op.operands_source(), strict=True):
@@ -64,7 +66,7 @@ def rebuild(op: Any, mesh: ProcessMesh) -> None:
             inputs[slot] = list(value.get_defining_op().operands_source())
         else:
             inputs[slot] = [value]
-    built = build_op(name, plain_attrs(op), inputs, op.result(0), mesh)
+    built = build_op(name, plain_attrs(op), inputs, op.result(0), mesh, forms)
     for new in built:
         if op.has_attr("struct_name"):
             new.set_str_attr("struct_name", op.attrs()["struct_name"])

@@ -3,13 +3,14 @@ of it. What was matched, completed and costed is so what is executed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import paddle
+from paddle.distributed.auto_parallel.static.process_group import new_process_group
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
-from paddle_rbt_plugin.completion.forms import FORMS, sharded_form
+from paddle_rbt_plugin.completion.forms import sharded_form
 from paddle_rbt_plugin.completion.oracle import call_op, placement_of, producer_of
 from paddle_rbt_plugin.graph.pir import dtype_name
 from paddle_rbt_plugin.graph.rewrite import RULES, Step, steps_for
@@ -18,10 +19,16 @@ _LEAVES = ("builtin.parameter", "pd_op.data")
 
 
 def build_op(
-    name: str, attrs: Mapping[str, Any], inputs: Mapping[str, Sequence[Any]], result: Any, mesh: ProcessMesh
+    name: str,
+    attrs: Mapping[str, Any],
+    inputs: Mapping[str, Sequence[Any]],
+    result: Any,
+    mesh: ProcessMesh,
+    forms: Collection[str],
 ) -> list[Any]:
     """Builds what stands for an op in the current program; ``inputs`` are distributed values by slot, and ``result`` is the
-    first result of the op in the serial program. Returns the ops built, the last of which has the op's results.
+    first result of the op in the serial program. ``forms`` are the ops that may take another form. Returns the ops built, the
+    last of which has the op's results.
 
     Raises UnsupportedProgram for an op that the installed Paddle does not list."""
     if name in RULES:
@@ -30,16 +37,16 @@ def build_op(
             steps = steps_for(name, tuple(operand.shape), tuple(result.shape), attrs, dtype_name(operand.dtype))
             if steps:
                 return _build_steps(steps, operand)
-    if name in FORMS:
-        values = {slot: values[0] for slot, values in inputs.items() if values}
-        name, attrs = sharded_form(
-            name,
-            attrs,
-            {slot: tuple(value.shape) for slot, value in values.items()},
-            {slot: placement_of(value) for slot, value in values.items()},
-            mesh,
-            _rank_on(mesh),
-        )
+    if name in forms:
+        first = {slot: values[0] for slot, values in inputs.items() if values}
+        shapes = {slot: tuple(value.shape) for slot, value in first.items()}
+        placements = {slot: placement_of(value) for slot, value in first.items()}
+        rank = _rank_on(mesh)
+        form = sharded_form(name, attrs, shapes, placements, mesh, rank)
+        name, attrs = form.type, form.attrs
+        inputs = {form.slots.get(slot, slot): values for slot, values in inputs.items()}
+        if form.axis is not None:
+            attrs = {**attrs, "ring_id": _ring(mesh, form.axis, rank)}
     return [producer_of(call_op(name, attrs.items(), inputs)[0])]
 
 
@@ -51,6 +58,12 @@ def _build_steps(steps: Sequence[Step], operand: Any) -> list[Any]:
         value.stop_gradient = not step.inputs or operand.stop_gradient
         values.append(value)
     return [producer_of(value) for value in values]
+
+
+def _ring(mesh: ProcessMesh, axis: str, rank: int) -> int:
+    """The communication group of ``rank`` along an axis. Every rank makes one here, so that all count their groups alike."""
+    group = next(group for group in mesh.groups(axis) if rank in group)
+    return int(new_process_group(sorted(group)).id)
 
 
 def _rank_on(mesh: ProcessMesh) -> int:

@@ -1,35 +1,41 @@
 """What the program that a plan is handed over as really holds, beside what the cost model computed with.
 
 The serial program is annotated, Paddle adds the backward pass and the optimizer, partitions it and resolves its reshards, all
-for one rank in this process, without a device. From the result come the collectives (phase, kind, axis, bytes), the local
-bytes of parameters, gradients and optimizer states, and the FLOP of the local matrix products; from the completion come the
-predictions of all of these. ``compare`` lists every difference.
+for one rank of each pipeline stage in this process, without a device. From the result come the collectives and transfers
+(phase, kind, axis, bytes), the local bytes of parameters, gradients and optimizer states, and the FLOP of the local matrix
+products; from the completion come the predictions of all of these. ``compare`` lists every difference.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 import paddle
 from paddle.base.framework import auto_complete_op_role
+from paddle.distributed import parallel
 from paddle.distributed.auto_parallel.static.engine import set_all_ops_op_role
 from paddle.distributed.auto_parallel.static.mix_to_dist_pass import apply_mix2dist_pass
-from paddle.distributed.auto_parallel.static.pir_pass import ReshardPasses, apply_partition_pass
+from paddle.distributed.auto_parallel.static.pir_pass import RemovePasses, ReshardPasses, apply_partition_pass
 from paddle.distributed.auto_parallel.static.process_group import get_process_group
 from paddle.distributed.fleet.meta_optimizers.common import OpRole
 
+from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
-from paddle_rbt_plugin.completion import Completion
+from paddle_rbt_plugin.completion import Completion, complete, reads_apart
+from paddle_rbt_plugin.completion.forms import LOSS_REDUCTIONS, forms_on
 from paddle_rbt_plugin.cost.compute import products
 from paddle_rbt_plugin.cost.memory import OPTIMIZER_STATES
 from paddle_rbt_plugin.cost.sizes import Sizes
-from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.cost.transfers import transfers
 from paddle_rbt_plugin.graph import DTYPE_BYTES, Graph
 from paddle_rbt_plugin.graph.pir import dtype_name
+from paddle_rbt_plugin.handover.pipeline import annotate_stages
 from paddle_rbt_plugin.handover.replay import annotate
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import load_plugins
@@ -37,12 +43,13 @@ from paddle_rbt_plugin.search import analyse
 
 PHASES = {0: "forward", 1: "backward", 2: "optimizer"}
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_TRANSFERS = {"send_v2": "send", "p_send": "send", "recv_v2": "receive", "p_recv": "receive"}
 
 FIGURES = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "matmul_flop")
 """The single numbers of a structure."""
 
 Collectives = Mapping[tuple[str, str, str, int], int]
-"""How often each (phase, kind, axis, bytes of the message) occurs."""
+"""How often each (phase, kind, axis, bytes of the message) occurs; the axis of a transfer between stages is ``pp``."""
 
 
 @dataclass(frozen=True)
@@ -58,37 +65,71 @@ class Structure:
     """Of every parameter, by name."""
 
 
-def predicted(graph: Graph, completion: Completion, train: bool = True) -> Structure:
+@dataclass(frozen=True)
+class Partitioned:
+    """A program that Paddle has completed and partitioned, its reshards not resolved yet."""
+
+    program: Any
+    startup: Any
+    gradients: list[Any]
+    """Pairs of a parameter and its gradient."""
+
+
+@dataclass(frozen=True)
+class StageComparison:
+    """The two structures of a rank of one pipeline stage, and what differs in sentences."""
+
+    stage: int
+    predicted: Structure
+    found: Structure
+    differences: tuple[str, ...]
+
+
+def predicted(
+    graph: Graph, completion: Completion, train: bool = True, stages: Sequence[int] = (), stage: int = 0
+) -> Structure:
     """The structure that the cost model computes with, in the precision of the traced program; ``graph`` is the one that was
-    completed, rewritten where it was rewritten."""
-    mesh = completion.mesh
+    completed, rewritten where it was rewritten. ``stages`` holds the pipeline stage of each layer; none for one stage."""
+    mesh, layers = completion.mesh, completion.layers
+    stages = stages or (0,) * layers.count
     collectives: Counter[tuple[str, str, str, int]] = Counter()
     sizes = Sizes(mesh, 1.0, "fp32")
-    flop, nbytes = 0.0, 0
-    for work in completion.work:
+    flop, parameters, trained = 0.0, 0, 0
+    for segment, work in zip(layers.segments, completion.work, strict=True):
+        if stages[segment.layer] != stage:
+            continue
         kernels = (*work.forward, *work.backward)
         for c in (*(c for k in kernels for c in k.collectives), *work.gradient_syncs):
             collectives[(c.phase, c.kind, c.axis, c.value.local_bytes(mesh, 1))] += 1
         flop += sum(p.flop for k in kernels for p in products(k, sizes))
-        nbytes += sum(v.local_bytes(mesh, 1) for v in work.params)
+        parameters += sum(v.local_bytes(mesh, 1) for v in work.params)
+        trained += sum(v.local_bytes(mesh, 1) for v in work.trained)
+    for t in transfers(completion, stages):
+        nbytes = t.crossing.value.local_bytes(mesh, 1)
+        there_and_back = [("forward", t.source, t.target), ("backward", t.target, t.source)]
+        for phase, sender, receiver in there_and_back[: 1 + t.crossing.has_gradient]:
+            collectives[(phase, "send", "pp", nbytes)] += sender == stage
+            collectives[(phase, "receive", "pp", nbytes)] += receiver == stage
+    layer_of = layers.layer_of()
+    readers = {t: graph.consumers(t.index) for t in graph.params}
     shapes = {
-        t.name: completion.placements[t.index].local_shape(t.shape, mesh) for t in graph.params if graph.consumers(t.index)
+        t.name: completion.placements[t.index].local_shape(t.shape, mesh)
+        for t, ops in readers.items()
+        if ops and stages[layer_of[ops[0].index]] == stage
     }
-    states = nbytes * OPTIMIZER_STATES["adamw"]
-    return Structure(collectives, nbytes, nbytes if train else 0, states if train else 0, flop, shapes)
+    return Structure(+collectives, parameters, trained, trained * OPTIMIZER_STATES["adamw"] if train else 0, flop, shapes)
 
 
-def partition(program: Any, train: bool = True) -> list[Any]:
-    """Completes an annotated forward program for training with AdamW, or for evaluation, and partitions it, in place;
-    returns its pairs of parameter and gradient."""
+def partition(program: Any, train: bool = True) -> Partitioned:
+    """Completes an annotated forward program for training with AdamW, or for evaluation, and partitions it, in place."""
     gradients: list[Any] = []
     paddle.enable_static()
     try:
+        startup = paddle.static.Program()
         apply_mix2dist_pass(program)
         set_all_ops_op_role(program.global_block(), OpRole.Forward)
         if train:
             loss = [op for op in program.global_block().ops if op.num_results()][-1].result(0)
-            startup = paddle.static.Program()
             optimizer = paddle.optimizer.AdamW(1e-3)
             with paddle.static.program_guard(program, startup):
                 with auto_complete_op_role(program, OpRole.Backward):
@@ -99,29 +140,36 @@ def partition(program: Any, train: bool = True) -> list[Any]:
         apply_partition_pass(program)
     finally:
         paddle.disable_static()
-    return gradients
+    return Partitioned(program, startup, gradients)
 
 
-def handed_over(program: Any, gradients: list[Any], mesh: ProcessMesh) -> Structure:
-    """The structure of a partitioned program; its reshards are resolved in place."""
-    shapes, nbytes, states = {}, 0, 0
-    updated = [op for op in program.global_block().ops if op.name() == "pd_op.adamw_"]
-    for op in updated:
-        slots = dict(zip(op.get_input_names(), op.operands_source(), strict=True))
-        states += _local_bytes(slots["moment1"]) + _local_bytes(slots["moment2"])
-    moments = {v.id for op in updated for v in op.operands_source()[3:] if v.initialized()}
-    for op in program.global_block().ops:
-        if op.name() == "builtin.parameter" and op.result(0).id not in moments:
-            shapes[op.attrs()["parameter_name"]] = tuple(op.result(0)._local_shape)
-            nbytes += _local_bytes(op.result(0))
+def resolve(partitioned: Partitioned) -> Any:
+    """The program of this process's rank: reshards resolved and what other ranks do removed, in place."""
     paddle.enable_static()
     try:
-        ReshardPasses.apply_reshard_pass(program, gradients)
+        ReshardPasses.apply_reshard_pass(partitioned.program, partitioned.gradients)
+        RemovePasses.apply_all(partitioned.program, partitioned.startup, partitioned.gradients)
     finally:
         paddle.disable_static()
-    updates = [dict(zip(op.get_input_names(), op.operands_source(), strict=True)) for op in updated]
-    gradient_bytes = sum(_local_bytes(slots["grad"]) for slots in updates)
-    return Structure(_collectives(program, mesh), nbytes, gradient_bytes, states, _matmul_flop(program), shapes)
+    return partitioned.program
+
+
+def handed_over(partitioned: Partitioned, mesh: ProcessMesh) -> Structure:
+    """The structure of the program of this process's rank, which is one of ``mesh``; it is resolved in place."""
+    ops = resolve(partitioned).global_block().ops
+    updates = [dict(zip(op.get_input_names(), op.operands_source(), strict=True)) for op in ops if op.name() == "pd_op.adamw_"]
+    moments = {
+        value.id for slots in updates for slot, value in slots.items() if slot not in ("param", "grad") and value.initialized()
+    }
+    held = [op for op in ops if op.name() == "builtin.parameter" and op.result(0).id not in moments]
+    return Structure(
+        collectives=_collectives(ops, mesh),
+        parameter_bytes=sum(_local_bytes(op.result(0)) for op in held),
+        gradient_bytes=sum(_local_bytes(slots["grad"]) for slots in updates),
+        optimizer_bytes=sum(_local_bytes(slots[moment]) for slots in updates for moment in ("moment1", "moment2")),
+        matmul_flop=_matmul_flop(ops),
+        local_shapes={op.attrs()["parameter_name"]: _local_shape(op.result(0)) for op in held},
+    )
 
 
 def compare(expected: Structure, found: Structure) -> list[str]:
@@ -143,37 +191,85 @@ def compare(expected: Structure, found: Structure) -> list[str]:
     return lines
 
 
-def verify(plan: Plan, graph: Graph, program: Any) -> tuple[Structure, Structure, list[str]]:
-    """The prediction for a plan, what its program holds, and the differences. ``program`` is the serial program that
-    ``graph`` was read from; it is annotated and partitioned in place.
+def verify(plan: Plan, graph: Graph, program: Any, train: bool = True) -> list[StageComparison]:
+    """The prediction for a plan beside what its program holds, for the first rank of each pipeline stage; all ranks of a stage
+    do the same on their own slices. ``program`` is the serial program that ``graph`` was read from; it is left alone.
 
-    Raises PlanError for a plan of another program, TunerError for one with pipeline stages."""
-    if plan.degrees["pp"] > 1:
-        raise TunerError(f"the plan has {plan.degrees['pp']} pipeline stages; a plan of one stage can be verified")
+    Raises PlanError for a plan of another program, TunerError for one whose pipeline PIR does not execute (see
+    ``annotate_stages``)."""
     leaves = {name: t.placement for name, t in plan.leaves(graph).items()}
-    mesh = plan.stages[0].process_mesh
-    analysis = analyse(graph, load_plugins().patterns)
-    annotate(program, mesh, leaves)
-    expected, found = predicted(analysis.graph, analysis.complete(mesh)), handed_over(program, partition(program), mesh)
-    return expected, found, compare(expected, found)
+    meshes = list(dict.fromkeys(entry.process_mesh for entry in plan.stages))
+    forms = forms_on(Cluster.from_dict(plan.cluster))
+    plugins = load_plugins()
+    analysis = analyse(graph, plugins.patterns, train=train, op_names=plugins.op_names, forms=forms)
+    stage_of = {n: meshes.index(s.process_mesh) for s in plan.stages for n in range(s.layers[0], s.layers[1] + 1)}
+    stages = tuple(stage_of[n] for n in range(analysis.layers.count))
+    completion = complete(
+        analysis.graph,
+        analysis.layers,
+        meshes[0],
+        {t.index: leaves[t.name] for t in analysis.graph.tensors if t.kind != "var"},
+        analysis.batch,
+        analysis.batch_dims,
+        train=train,
+        forms=forms,
+        apart=reads_apart(analysis.graph, analysis.layers, stages),
+    )
+    found = []
+    for stage, mesh in enumerate(meshes):
+        with as_rank(mesh.ranks[0]):
+            copy = program.clone()
+            if len(meshes) == 1:
+                annotate(copy, mesh, leaves, forms)
+            else:
+                annotate_stages(copy, graph, plan, leaves, forms)
+            real = handed_over(partition(copy, train), mesh)
+        expected = predicted(analysis.graph, completion, train, stages, stage)
+        found.append(StageComparison(stage, expected, real, tuple(compare(expected, real))))
+    return found
 
 
-def _collectives(program: Any, mesh: ProcessMesh) -> Collectives:
+@contextmanager
+def as_rank(rank: int) -> Iterator[None]:
+    """Lets Paddle take this process for that rank, whose program it then makes."""
+    before = os.environ.get("PADDLE_TRAINER_ID")
+    os.environ["PADDLE_TRAINER_ID"] = str(rank)
+    environment, parallel._global_parallel_env = parallel._global_parallel_env, None
+    try:
+        yield
+    finally:
+        parallel._global_parallel_env = environment
+        if before is None:
+            del os.environ["PADDLE_TRAINER_ID"]
+        else:
+            os.environ["PADDLE_TRAINER_ID"] = before
+
+
+def _collectives(ops: Sequence[Any], mesh: ProcessMesh) -> Collectives:
     axis_of = {tuple(sorted(group)): axis for axis in mesh.axes for group in mesh.groups(axis)}
     count: Counter[tuple[str, str, str, int]] = Counter()
-    for op in program.global_block().ops:
+
+    def add(op: Any, kind: str, message: Any, times: int = 1) -> None:
+        ranks = tuple(sorted(get_process_group(op.int_attr("ring_id")).ranks))
+        if len(ranks) > 1:  # alone, a rank moves nothing
+            count[(PHASES[op.op_role], kind, axis_of[ranks], _local_bytes(message))] += times
+
+    for op in ops:
         kind = op.name().removeprefix("pd_op.").removesuffix("_")
-        if kind in _COLLECTIVES:
-            ranks = tuple(sorted(get_process_group(op.int_attr("ring_id")).ranks))
-            message = op.result(0) if kind == "all_gather" else op.operand_source(0)
-            count[(PHASES[op.op_role], kind, axis_of[ranks], _local_bytes(message))] += 1
+        if kind in _TRANSFERS:
+            message = op.operand_source(0) if _TRANSFERS[kind] == "send" else op.result(0)
+            count[(PHASES[op.op_role], _TRANSFERS[kind], "pp", _local_bytes(message))] += 1
+        elif kind == "c_softmax_with_cross_entropy":  # they are inside its kernel
+            add(op, "all_reduce", op.result(1), LOSS_REDUCTIONS)
+        elif kind in _COLLECTIVES:
+            add(op, kind, op.result(0) if kind == "all_gather" else op.operand_source(0))
     return count
 
 
-def _matmul_flop(program: Any) -> float:
+def _matmul_flop(ops: Sequence[Any]) -> float:
     """A product of m x k by k x n is 2 m n k; its gradient is two products of as many, or one where one is not wanted."""
     total = 0.0
-    for op in program.global_block().ops:
+    for op in ops:
         if op.name() not in ("pd_op.matmul", "pd_op.matmul_grad"):
             continue
         x = _local_shape(op.operand_source(0))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 
 from paddle_rbt_plugin.cluster import Cluster, stage_meshes
+from paddle_rbt_plugin.completion.forms import SHARDED_FORMS
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.cost.estimate import Estimate
 from paddle_rbt_plugin.cost.stages import make_stages
@@ -60,6 +62,7 @@ def make_plan(
             *result.notes,
             *not_applied(result),
             *_rewrites(analysis, result),
+            *_without_rule(analysis),
             *(f"pattern {name}: its search was cut short, matches may be missing" for name in analysis.matches.incomplete),
             *(f"pattern {name}: left out, it raised {error}" for name, error in analysis.matches.failed.items()),
             *(f"pattern match dropped: {d.match.pattern}: {d.reason}" for d in _notable(analysis)),
@@ -176,10 +179,18 @@ def _unmatched(analysis: Analysis) -> tuple[str, ...]:
 
 def _rewrites(analysis: Analysis, result: SearchResult) -> tuple[str, ...]:
     """What hand-over builds in another way than the program says."""
-    placements, graph = result.completion.placements, analysis.graph
-    lookups = [op for op in graph if op.type == "embedding" and placements[op.inputs["weight"][0]].dims_mapping[0] >= 0]
-    note = f"rewritten to keep shardings: {len(lookups)} embedding as c_embedding"
-    return (*analysis.rewritten, note) if lookups else analysis.rewritten
+    kernels = (k.type for work in result.completion.work for k in work.forward)
+    taken = Counter(type_ for type_ in kernels if type_ in SHARDED_FORMS)
+    notes = [f"rewritten to keep shardings: {n} {SHARDED_FORMS[form]} as {form}" for form, n in sorted(taken.items())]
+    return (*analysis.rewritten, *notes)
+
+
+def _without_rule(analysis: Analysis) -> tuple[str, ...]:
+    """Ops that run on whole tensors on every rank, whatever the plan."""
+    return tuple(
+        f"Paddle knows no sharding of {n} {type_}: what it reads is gathered, and it is costed as the bytes that it moves"
+        for type_, n in sorted(analysis.without_rule.items())
+    )
 
 
 def _notable(analysis: Analysis) -> list:

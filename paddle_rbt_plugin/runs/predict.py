@@ -2,10 +2,10 @@
 
 What a row does not say is taken as such runs are usually made. Megatron-LM and PaddleNLP both keep a sharded vocabulary
 sharded, pad it to a multiple of 128 tp, fuse elementwise ops, reduce the gradient of an input beside the product for its
-weight's gradient, and accumulate gradients in float32 under bf16 but not under fp16. GPT runs drop out with probability 0.1 and
-spell attention out; LLaMA runs do neither: their attention is one fused kernel. Context parallelism splits each sequence: a
-rank holds 1 / cp of a sample, gradients are reduced over dp x cp, and the exchange of keys and values hides behind attention
-(arXiv 2310.01889).
+weight's gradient, hold a copy of a tied weight on each stage that reads it, and accumulate gradients in float32 under bf16 but
+not under fp16. GPT runs drop out with probability 0.1 and spell attention out; LLaMA runs do neither: their attention is one
+fused kernel. Context parallelism splits each sequence: a rank holds 1 / cp of a sample, gradients are reduced over dp x cp, and
+the exchange of keys and values hides behind attention (arXiv 2310.01889).
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def run_training(run: Run) -> Training:
         precision=run.precision,  # type: ignore[arg-type]
         fused_attention=run.arch == "llama",
         fused_elementwise=True,
-        sharded_vocabulary=True,
         overlap_mp=True,
+        own_copies=True,
         float32_gradients=run.precision == "bf16",
     )
 

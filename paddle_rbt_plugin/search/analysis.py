@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
-from paddle_rbt_plugin.completion import AnyOracle, Completion, Placement, complete, data_parallel, find_batch_dims, make_oracle
+from paddle_rbt_plugin.completion import (
+    AnyOracle,
+    Apart,
+    Completion,
+    Memo,
+    Placement,
+    complete,
+    complete_by_batch,
+    data_parallel,
+    find_batch_dims,
+    make_oracle,
+    ops_without_rule,
+    reads_apart,
+)
+from paddle_rbt_plugin.completion.forms import FORMS
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph import Graph, Tensor
 from paddle_rbt_plugin.graph.names import CanonicalName, with_canonical_names
@@ -34,8 +48,14 @@ class Analysis:
     """That of the program as it was read, before any of its ops was written in another way."""
     rewritten: tuple[str, ...] = ()
     """Sentences on those that were."""
+    forms: Collection[str] = FORMS
+    """The ops that may take another form where their placements ask for it (``completion.forms``)."""
+    without_rule: Mapping[str, int] = field(default_factory=dict)
+    """How many ops of each type Paddle knows no sharding of."""
     _oracles: dict[tuple, AnyOracle] = field(default_factory=dict, compare=False, repr=False)
     _completions: dict[tuple, Completion] = field(default_factory=dict, compare=False, repr=False)
+    _memos: dict[tuple, Memo] = field(default_factory=dict, compare=False, repr=False)
+    _aparts: dict[tuple[int, ...], Apart] = field(default_factory=dict, compare=False, repr=False)
     _sharded: dict[int, dict[str, set[int]]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -79,25 +99,33 @@ class Analysis:
                     )
         return ""
 
-    def complete(self, mesh: ProcessMesh) -> Completion:
-        """Completes the graph on a mesh as the patterns ask.
+    def complete(self, mesh: ProcessMesh, stages: tuple[int, ...] = ()) -> Completion:
+        """Completes the graph on a mesh as the patterns ask. ``stages`` holds the pipeline stage of each layer; none for one
+        stage.
 
         What Paddle answers depends on a degree only in what it divides, so the completion of the smallest mesh serves for all
         larger ones whose degrees divide every dimension that it shards. A data-parallel degree divides the batch."""
+        apart = self._reads_apart(stages)
         small = ProcessMesh(mesh.axes, tuple(map(_smallest_factor, mesh.shape)), (), mesh.experts)
-        if not self._divides(self._completion(small), mesh):
+        if not self._divides(self._completion(small, apart), mesh):
             shape = (_smallest_factor(n) if axis == "dp" else n for axis, n in zip(mesh.axes, mesh.shape, strict=True))
             small = ProcessMesh(mesh.axes, tuple(shape), (), mesh.experts)
-        return replace(self._completion(small), mesh=mesh)
+        return replace(self._completion(small, apart), mesh=mesh)
 
-    def _completion(self, mesh: ProcessMesh) -> Completion:
-        key = (mesh.axes, mesh.shape, mesh.experts)
+    def _reads_apart(self, stages: tuple[int, ...]) -> Apart:
+        if stages not in self._aparts:
+            self._aparts[stages] = reads_apart(self.graph, self.layers, stages) if stages else ()
+        return self._aparts[stages]
+
+    def _completion(self, mesh: ProcessMesh, apart: Apart = ()) -> Completion:
+        key = (mesh.axes, mesh.shape, mesh.experts, apart)
         if key not in self._completions:
             mesh = replace(mesh, ranks=tuple(range(prod(mesh.shape))))
             oracle = self._oracles.setdefault(key[:2], make_oracle(mesh))
+            memo = self._memos.setdefault(key[:2], Memo())
             leaves = {t.index: self.placement(t, mesh) for t in self.graph.tensors if t.kind != "var"}
             self._completions[key] = complete(
-                self.graph, self.layers, mesh, leaves, self.batch, self.batch_dims, oracle, self.train
+                self.graph, self.layers, mesh, leaves, self.batch, self.batch_dims, oracle, self.train, self.forms, apart, memo
             )
         return self._completions[key]
 
@@ -153,11 +181,13 @@ def analyse(
     train: bool = True,
     rewrite: bool = True,
     op_names: Mapping[str, CanonicalName] | None = None,
+    forms: Collection[str] = FORMS,
 ) -> Analysis:
     """Finds layers, matches and the batch of a graph.
 
     ``batch`` is the first dimension that the data tensors share; found by majority where it is not given. ``rewrite`` spells
     ops that Paddle shards badly in another way, as handing over to PIR does. ``op_names`` says what custom ops are read as.
+    ``forms`` are the ops that may take another form when they are handed over.
     Raises UnsupportedProgram for a program without data."""
     signature = graph.signature
     graph = with_canonical_names(graph, op_names or {})
@@ -166,8 +196,10 @@ def analyse(
     matches = match_all(graph, patterns, layers)
     if batch is None:
         batch = _find_batch(graph)
-    batch_dims = find_batch_dims(graph, layers, batch)
-    return Analysis(graph, layers, matches, batch, batch_dims, train, signature, rewritten)
+    by_batch = complete_by_batch(graph, layers, batch)
+    without_rule = ops_without_rule(graph, by_batch)
+    batch_dims = find_batch_dims(graph, by_batch)
+    return Analysis(graph, layers, matches, batch, batch_dims, train, signature, rewritten, forms, without_rule)
 
 
 def _find_batch(graph: Graph) -> int:

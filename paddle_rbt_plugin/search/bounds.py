@@ -4,7 +4,7 @@ For p stages of v chunks, with f and b the times of a forward and a backward pas
 m micro batches,
 
     step >= max over stages s of ( sum over i < s of (f_i0 + b_i0) + m * sum over chunks c of (f_sc + b_sc) )
-            + gradient synchronisation and update of the stage with most parameters,
+            + gradient synchronisation and update of the stage with most parameters to train,
 
 since stage s starts when the first micro batch has come through the stages before it, is busy with m of them, and its last
 gradient still goes back through those stages. With equal stages and FThenB or 1F1B this is the step itself. Memory is that of
@@ -32,11 +32,10 @@ from paddle_rbt_plugin.cost.pipeline import in_flight
 from paddle_rbt_plugin.cost.segments import Machine
 from paddle_rbt_plugin.cost.shared import SharedCosts
 from paddle_rbt_plugin.cost.sizes import Sizes
-from paddle_rbt_plugin.cost.stage_cost import boundary_bytes
-from paddle_rbt_plugin.cost.stages import even_split, foreign_params
+from paddle_rbt_plugin.cost.stages import even_split
 from paddle_rbt_plugin.cost.update import exposed_seconds, gradient_sync_seconds, update_seconds
 
-FORWARD, FORWARD_LAUNCHES, BACKWARD, BACKWARD_LAUNCHES, KEPT, PARAMETERS, REDUCED_DP, REDUCED_MP = range(8)
+FORWARD, FORWARD_LAUNCHES, BACKWARD, BACKWARD_LAUNCHES, KEPT, PARAMETERS, TRAINED, REDUCED_DP, REDUCED_MP = range(9)
 """Columns that add up over the segments of a stage: seconds, launches, bytes, elements."""
 REVIVED, TEMPORARY, MESSAGE = range(3)
 """Columns of which the largest counts: bytes."""
@@ -83,7 +82,6 @@ class Bounds:
         self.memory_reserve = memory_reserve
         self._layouts: dict[tuple[Any, ...], tuple[Completion, _Layout]] = {}
         self._rows: dict[tuple[Any, ...], LayerRows] = {}
-        self._sends: dict[tuple[Any, ...], np.ndarray] = {}
         self._machine_lists: dict[tuple[Any, ...], list[tuple[Device, Machine]]] = {}
         self._stages: dict[tuple[Any, ...], _Stages] = {}
 
@@ -95,11 +93,11 @@ class Bounds:
         step = float(np.max(stages.before + steps * stages.busy))
         if train:
             step += self._closing(stages, completion, candidate)
-        peak = total_state_bytes(stages.parameters, candidate, training, dp) + stages.transient
+        peak = total_state_bytes(stages.parameters, stages.trained, candidate, training, dp) + stages.transient
         if train:
             peak = peak + stages.kept * _in_flight(candidate.schedule, pp, steps, candidate.vpp)
         if train and dp > 1:
-            peak = peak + np.minimum(self.shared.constants.bucket_bytes, stages.parameters * gradient_itemsize(training))
+            peak = peak + np.minimum(self.shared.constants.bucket_bytes, stages.trained * gradient_itemsize(training))
         tightest = int(np.argmax(peak - stages.limit))
         return Bound(step, float(peak[tightest]), float(stages.limit[tightest]), stages.devices[tightest])
 
@@ -116,7 +114,7 @@ class Bounds:
         train = self.shared.training.mode == "train"
         added, largest = [], []
         for i in layout.distinct:
-            work = self.shared.work(completion.work[i])
+            work = completion.work[i]
             sizes = self.sizes(completion, candidate, i)
             cost = self.shared.segment(work, completion.layers.segments[i].is_block, machine, sizes, candidate)
             backward = cost.recompute + cost.backward
@@ -125,9 +123,9 @@ class Bounds:
                 reduced[sync.axis] += sizes.numel(sync.value)
             ahead = cost.forward.compute + cost.forward.communication
             back = backward.compute + backward.communication
-            params = sum(map(sizes.numel, work.params))
-            row = (ahead, cost.forward.launches, back, backward.launches, cost.kept, params, reduced["dp"], reduced["mp"])
-            added.append(row)
+            params, trained = (sum(map(sizes.numel, values)) for values in (work.params, work.trained))
+            row = (ahead, cost.forward.launches, back, backward.launches, cost.kept, params, trained)
+            added.append((*row, reduced["dp"], reduced["mp"]))
             largest.append((cost.revived if train else 0.0, cost.temporary, cost.message))
         held = layout.counts[:, :, None] > 0
         return LayerRows(layout.counts @ np.array(added, float), np.where(held, np.array(largest, float)[None], 0.0).max(1))
@@ -135,8 +133,7 @@ class Bounds:
     def sizes(self, completion: Completion, candidate: Candidate, segment: int) -> Sizes:
         """Local sizes of a segment's values."""
         scale = candidate.micro_batch * completion.mesh.degree("dp") / completion.batch
-        work = self.shared.work(completion.work[segment])
-        return self.shared.sizes(work, completion.mesh, scale, candidate.sequence_parallel)
+        return self.shared.sizes(completion.work[segment], completion.mesh, scale, candidate.sequence_parallel)
 
     def _layout(self, completion: Completion) -> _Layout:
         key = (id(completion.work), completion.mesh.shape)
@@ -158,27 +155,30 @@ class Bounds:
         size, count, c = completion.mesh.size, completion.layers.count, self.shared.constants
         starts = _starts(count, pp * chunks)
         machines = self._machines(completion.mesh, pp)
-        added = np.empty((chunks, pp, 8))
+        added = np.empty((chunks, pp, 9))
         largest = np.empty((chunks, pp, 3))
         for s, here in self._machine_groups(completion.mesh, pp):
             rows = self.rows(completion, candidate, s * size)
-            added[:, here] = np.add.reduceat(rows.added, starts, axis=0).reshape(chunks, pp, 8)[:, here]
+            added[:, here] = np.add.reduceat(rows.added, starts, axis=0).reshape(chunks, pp, 9)[:, here]
             largest[:, here] = np.maximum.reduceat(rows.largest, starts, axis=0).reshape(chunks, pp, 3)[:, here]
-        send = self.send(completion, candidate)
-        ahead = np.maximum(added[..., FORWARD], added[..., FORWARD_LAUNCHES] * c.host_launch_s) + send
-        back = np.maximum(added[..., BACKWARD], added[..., BACKWARD_LAUNCHES] * c.host_launch_s) + send
+        sends = self.shared.sends(completion, candidate, even_split(count, pp * chunks))
+        ahead = np.maximum(added[..., FORWARD], added[..., FORWARD_LAUNCHES] * c.host_launch_s)
+        ahead = ahead + np.reshape(sends.ahead, (chunks, pp))
+        back = np.maximum(added[..., BACKWARD], added[..., BACKWARD_LAUNCHES] * c.host_launch_s)
+        back = back + np.reshape(sends.back, (chunks, pp))
         total = added.sum(0)
         chunk_of = np.repeat(np.arange(pp * chunks), np.diff([*starts, count]))
-        for reading, holding, numel in self._layout(completion).tied:
+        for reading, holding, numel in self._layout(completion).tied if self.shared.training.own_copies else ():
             if chunk_of[reading] % pp != chunk_of[holding] % pp:
-                total[chunk_of[reading] % pp, PARAMETERS] += numel
+                total[chunk_of[reading] % pp, [PARAMETERS, TRAINED]] += numel
         devices = [d for d, _ in machines]
         return _Stages(
             before=np.concatenate(([0.0], np.cumsum(ahead[0] + back[0])[:-1])),
             busy=(ahead + back).sum(0),
             backward=total[:, BACKWARD],
-            kept=total[:, KEPT],
+            kept=total[:, KEPT] + sends.received,
             parameters=total[:, PARAMETERS],
+            trained=total[:, TRAINED],
             reduced=total[:, [REDUCED_DP, REDUCED_MP]],
             transient=largest.max(0).sum(1),
             limit=np.array([d.memory * (1.0 - self.memory_reserve) for d in devices]),
@@ -200,38 +200,15 @@ class Bounds:
         return [(s, of == s) for s in numbers.values()]
 
     def tied_parameters(self, completion: Completion) -> np.ndarray:
-        """Per layer, elements on one device of parameters that it reads and an earlier layer holds."""
+        """Per layer, elements on one device of parameters that an earlier layer holds and it holds a copy of."""
         found = np.zeros(completion.layers.count)
-        for reading, _, numel in self._layout(completion).tied:
+        for reading, _, numel in self._layout(completion).tied if self.shared.training.own_copies else ():
             found[reading] += numel
         return found
 
-    def send(self, completion: Completion, candidate: Candidate) -> np.ndarray:
-        """Seconds in which each stage hands a hidden state on, see ``StageCosting``."""
-        pp = candidate.pp
-        if pp == 1:
-            return np.zeros(1)
-        mesh = completion.mesh
-        last = max(i for i, s in enumerate(completion.layers.segments) if s.is_block)
-        whole = boundary_bytes(self.shared.work(completion.work[last]), self.sizes(completion, candidate, last))
-        key = (mesh.axes, mesh.shape, pp, whole, candidate.sequence_parallel)
-        if key not in self._sends:
-            self._sends[key] = np.array([self._send_seconds(completion, candidate, s, whole) for s in range(pp)])
-        return self._sends[key]
-
-    def _send_seconds(self, completion: Completion, candidate: Candidate, stage: int, whole: float) -> float:
-        size, c = completion.mesh.size, self.shared.constants
-        here = stage * size
-        net = self.shared.pair(here, here + size if stage < candidate.pp - 1 else here - size)
-        mp = self.shared.machine(completion.mesh, here)[1].networks.get("mp")
-        parts = 1 if mp is None else mp.ranks
-        seconds = collective_seconds("p2p", whole / parts, net, c)
-        gathered = mp is not None and parts > 1 and not candidate.sequence_parallel
-        return seconds + (collective_seconds("all_gather", whole, mp, c) if gathered else 0.0)  # type: ignore[arg-type]
-
     def _closing(self, stages: _Stages, completion: Completion, candidate: Candidate) -> float:
         """Synchronisation and update of the stage with most parameters."""
-        s = int(np.argmax(stages.parameters))
+        s = int(np.argmax(stages.trained))
         training, c, machine = self.shared.training, self.shared.constants, stages.machines[s]
         seconds = 0.0
         for axis, numel in zip(("dp", "mp"), stages.reduced[s], strict=True):
@@ -245,12 +222,14 @@ class Bounds:
             beside = float(stages.backward[s])
             seconds += exposed_seconds(sync, nbytes, beside, c) if training.overlap_gradients else sync
         shards = candidate.shards(completion.mesh.degree("dp"))
-        return seconds + update_seconds(float(stages.parameters[s]) / shards, training, machine.device, c)
+        return seconds + update_seconds(float(stages.trained[s]) / shards, training, machine.device, c)
 
 
-def total_state_bytes(parameters: np.ndarray, candidate: Candidate, training: Training, shards: int) -> np.ndarray:
-    """``cost.memory.state_bytes`` for an array of elements, in all."""
-    states: Any = state_bytes(parameters, candidate, training, shards)  # type: ignore[arg-type]
+def total_state_bytes(
+    parameters: np.ndarray, trained: np.ndarray, candidate: Candidate, training: Training, shards: int
+) -> np.ndarray:
+    """``cost.memory.state_bytes`` for arrays of elements, in all."""
+    states: Any = state_bytes(parameters, trained, candidate, training, shards)  # type: ignore[arg-type]
     return states.parameters + states.master_weights + states.gradients + states.optimizer_states
 
 
@@ -263,6 +242,7 @@ class _Stages:
     backward: np.ndarray
     kept: np.ndarray
     parameters: np.ndarray
+    trained: np.ndarray
     reduced: np.ndarray
     transient: np.ndarray
     limit: np.ndarray
@@ -281,18 +261,13 @@ def _layout(completion: Completion) -> _Layout:
             number[key] = len(distinct)
             distinct.append(i)
         counts[segment.layer, number[key]] += 1
-    home: dict[str, int] = {}
-    for i, w in enumerate(work):
-        for value in w.params:
-            home.setdefault(value.name, segments[i].layer)
-    foreign = {id(w): foreign_params(w) for w in work}
-    tied = {
-        (value.name, segments[i].layer): (segments[i].layer, home[value.name], value.local_numel(completion.mesh, 1.0))
-        for i, w in enumerate(work)
-        for value in foreign[id(w)]
-        if value.name in home and home[value.name] != segments[i].layer
-    }
-    return _Layout(tuple(distinct), counts[:, : len(distinct)], tuple(tied.values()))
+    tied = (
+        (reader, c.layer, c.value.local_numel(completion.mesh, 1.0))
+        for c in completion.crossings
+        if c.value.kind == "param"
+        for reader in c.readers
+    )
+    return _Layout(tuple(distinct), counts[:, : len(distinct)], tuple(tied))
 
 
 @lru_cache(maxsize=4096)

@@ -22,6 +22,7 @@ from paddle_rbt_plugin.cost.estimate import estimate
 from paddle_rbt_plugin.cost.model import Case, Judge
 from paddle_rbt_plugin.cost.shared import SharedCosts
 from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
+from paddle_rbt_plugin.cost.stages import even_stages
 from paddle_rbt_plugin.errors import NoFeasiblePlan
 from paddle_rbt_plugin.search.analysis import Analysis
 from paddle_rbt_plugin.search.bounds import Bound, Bounds
@@ -102,8 +103,11 @@ class Search:
 
     def completion(self, candidate: Candidate) -> Completion:
         """The completion of a stage's mesh."""
-        c = candidate
-        return self.analysis.complete(stage_meshes(self.cluster, c.pp, c.dp, c.mp, c.axes, c.ep)[0])
+        pp, chunks = candidate.pp, candidate.vpp
+        mesh = stage_meshes(self.cluster, pp, candidate.dp, candidate.mp, candidate.axes, candidate.ep)[0]
+        if pp == 1 or self.training.own_copies:
+            return self.analysis.complete(mesh)
+        return self.analysis.complete(mesh, even_stages(self.analysis.layers.count, pp, chunks))
 
     def evaluate(
         self,

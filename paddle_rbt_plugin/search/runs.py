@@ -28,6 +28,7 @@ import numpy as np
 from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.cost.memory import gradient_itemsize
 from paddle_rbt_plugin.cost.stage_cost import LayerStrategy, boundary_bytes
+from paddle_rbt_plugin.cost.stages import even_split
 from paddle_rbt_plugin.cost.update import gradient_sync_seconds, update_seconds
 from paddle_rbt_plugin.search.bounds import (
     BACKWARD,
@@ -38,6 +39,7 @@ from paddle_rbt_plugin.search.bounds import (
     PARAMETERS,
     REDUCED_DP,
     REDUCED_MP,
+    TRAINED,
     Bounds,
     total_state_bytes,
 )
@@ -111,15 +113,14 @@ class StageRuns:
         added = rows.added
         seconds = np.maximum(added[:, FORWARD], added[:, FORWARD_LAUNCHES] * c.host_launch_s)
         seconds = seconds + np.maximum(added[:, BACKWARD], added[:, BACKWARD_LAUNCHES] * c.host_launch_s)
-        params = added[:, PARAMETERS].copy()
-        if self.stage:  # what the first layer holds as well, as a tied head does, is held twice
-            params += self.bounds.tied_parameters(completion)
-        memory = total_state_bytes(params, candidate, training, option.dp)
+        copied = self.bounds.tied_parameters(completion) if self.stage else 0.0
+        params, trained = added[:, PARAMETERS] + copied, added[:, TRAINED] + copied
+        memory = total_state_bytes(params, trained, candidate, training, option.dp)
         memory = memory + (self.in_flight * added[:, KEPT] if training.mode == "train" else 0.0)
-        seconds = seconds + self._closing(option, added, params) / self.steps
+        seconds = seconds + self._closing(option, added, trained) / self.steps
         return np.column_stack([seconds, memory, rows.largest])
 
-    def _closing(self, option: Option, added: np.ndarray, params: np.ndarray) -> np.ndarray:
+    def _closing(self, option: Option, added: np.ndarray, trained: np.ndarray) -> np.ndarray:
         """Per layer, seconds of gradient synchronisation and update in a step."""
         shared, candidate = self.bounds.shared, option.candidate
         training, c = shared.training, shared.constants
@@ -127,7 +128,7 @@ class StageRuns:
             return np.zeros(len(added))
         _, machine = shared.machine(option.strategy.completion.mesh, self.first)
         shards = candidate.shards(option.dp)
-        closing = params * (update_seconds(1.0, training, machine.device, c) / shards)
+        closing = trained * (update_seconds(1.0, training, machine.device, c) / shards)
         for axis, column in (("dp", REDUCED_DP), ("mp", REDUCED_MP)):
             numel, net = float(added[:, column].sum()), machine.networks.get(axis)
             if numel and net is not None:
@@ -162,8 +163,13 @@ class StageRuns:
 
     @cached_property
     def _sends(self) -> np.ndarray:
-        """Seconds to send and be sent a hidden state, by the strategy of the last layer."""
-        return np.array([2 * self.bounds.send(o.strategy.completion, o.candidate)[self.stage] for o in self.options])
+        """Seconds in which the stage sends, by the strategy of the last layer and as if stages were even."""
+        return np.array([self._sent(option) for option in self.options])
+
+    def _sent(self, option: Option) -> float:
+        completion, pp = option.strategy.completion, option.candidate.pp
+        sends = self.bounds.shared.sends(completion, option.candidate, even_split(completion.layers.count, pp))
+        return sends.ahead[self.stage] + sends.back[self.stage]
 
     def least_seconds(self) -> np.ndarray:
         """Per layer, the least time under any strategy."""

@@ -1,33 +1,23 @@
 """Every rank of a pipeline in one process: annotates a model as planned, completes, partitions, reshards, makes the jobs.
 
 Prints JSON, one entry per rank: what it sends and receives (peer, shape, phase), local shapes of its parameters, its jobs per
-schedule. Paddle takes the rank from PADDLE_TRAINER_ID, the number of ranks from PADDLE_TRAINERS_NUM. Nothing is executed.
+schedule. Paddle takes the number of ranks from PADDLE_TRAINERS_NUM. Nothing is executed.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Any
 
 import paddle
-from paddle.base.framework import auto_complete_op_role
-from paddle.distributed import parallel
-from paddle.distributed.auto_parallel.static.engine import set_all_ops_op_role
-from paddle.distributed.auto_parallel.static.mix_to_dist_pass import apply_mix2dist_pass
-from paddle.distributed.auto_parallel.static.pir_pass import (
-    RemovePasses,
-    ReshardPasses,
-    apply_partition_pass,
-    pipeline_pass,
-)
+from paddle.distributed.auto_parallel.static.pir_pass import pipeline_pass
 from paddle.distributed.auto_parallel.static.process_group import get_process_group
 from paddle.distributed.auto_parallel.strategy import PipelineConfig
-from paddle.distributed.fleet.meta_optimizers.common import OpRole
 
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.handover.pipeline import annotate_stages
+from paddle_rbt_plugin.handover.structure import as_rank, partition, resolve
 from paddle_rbt_plugin.handover.trace import trace_layer
 from paddle_rbt_plugin.models import GPTConfig, LlamaConfig, build, input_spec
 from paddle_rbt_plugin.tuner import tune_graph
@@ -44,41 +34,25 @@ def main(model: str, space: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
         layer = build(config)
     trace = trace_layer(layer, input_spec(config, 8))
     plan = tune_graph(trace.graph, Settings(cluster=f"1x{ranks}:A100-80G", search_space=space), global_batch=32)
-    return [report(trace, layer, plan, rank) for rank in range(ranks)]
-
-
-def become(rank: int) -> None:
-    os.environ["PADDLE_TRAINER_ID"] = str(rank)
-    parallel._global_parallel_env = None
-    assert paddle.distributed.get_rank() == rank
+    reports = []
+    for rank in range(ranks):
+        with as_rank(rank):
+            reports.append(report(trace, layer, plan, rank))
+    return reports
 
 
 def report(trace: Any, layer: Any, plan: Any, rank: int) -> dict[str, Any]:
-    become(rank)
     program = trace.program.clone()
     annotate_stages(program, trace.graph, plan, {name: t.placement for name, t in plan.leaves(trace.graph).items()})
     shapes = {p.name: tuple(p.shape) for p in layer.parameters()}
-    startup, optimizer = paddle.static.Program(), paddle.optimizer.AdamW(1e-3, parameters=layer.parameters())
-    paddle.enable_static()
     loss = [op for op in program.global_block().ops if op.num_results()][-1].result(0)
     loss_ranks = list(loss.process_mesh.process_ids)
-    apply_mix2dist_pass(program)
-    set_all_ops_op_role(program.global_block(), OpRole.Forward)
-    with paddle.static.program_guard(program, startup):
-        with auto_complete_op_role(program, OpRole.Backward):
-            gradients = paddle.autograd.ir_backward.append_backward(loss)
-        with auto_complete_op_role(program, OpRole.Optimize):
-            optimizer._apply_optimize(loss, startup, params_grads=gradients)
-    apply_mix2dist_pass(program)
-    apply_partition_pass(program)
-    ReshardPasses.apply_reshard_pass(program, gradients)
-    RemovePasses.apply_all(program, startup, gradients)
+    resolve(partition(program))
     parameters = {
         op.attrs()["parameter_name"]: list(op.result(0)._local_shape)
         for op in program.global_block().ops
         if op.name() == "builtin.parameter"
     }
-    paddle.disable_static()
     dense = program.clone()
     paddle.base.libpaddle.pir.apply_dist2dense_pass(dense)
     messages: list[list[Any]] = []

@@ -1,0 +1,204 @@
+"""What a plan was costed with is what Paddle's partitioned program of it holds, on every pipeline stage."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import paddle
+import pytest
+
+from paddle_rbt_plugin.config import Settings
+from paddle_rbt_plugin.handover.structure import StageComparison, compare, verify
+from paddle_rbt_plugin.handover.trace import Trace, trace_layer
+from paddle_rbt_plugin.layers import cluster_layers
+from paddle_rbt_plugin.models import GPTConfig, LlamaConfig, build, input_spec
+from paddle_rbt_plugin.plan.plan import Plan
+from paddle_rbt_plugin.tuner import tune_graph
+
+BATCH = 8
+MODELS = {
+    "gpt": GPTConfig(layers=4, hidden=64, ffn=256, heads=8, vocab=128, seq=16),
+    "llama": LlamaConfig(layers=4, hidden=64, ffn=256, heads=8, kv_heads=4, vocab=128, seq=16),
+}
+MP_DP = {"order": "mp_dp"}
+PLANS = {
+    "dp2": {"dp": 2},
+    "dp8": {"dp": 8},
+    "mp2": {"mp": 2},
+    "mp4": {"mp": 4},
+    "dp2 x mp2": {"dp": 2, "mp": 2},
+    "dp2 x mp4": {"dp": 2, "mp": 4},
+    "dp4 x mp2": {"dp": 4, "mp": 2},
+    "mp2 x dp2": {"dp": 2, "mp": 2, **MP_DP},
+    "mp4 x dp2": {"dp": 2, "mp": 4, **MP_DP},
+    "pp2": {"pp": 2},
+    "pp2 x dp4": {"pp": 2, "dp": 4},
+    "pp2 x mp4": {"pp": 2, "mp": 4},
+    "pp2 x dp2 x mp2": {"pp": 2, "dp": 2, "mp": 2},
+    "pp2 x mp2 x dp2": {"pp": 2, "dp": 2, "mp": 2, **MP_DP},
+    "pp4 x dp2": {"pp": 4, "dp": 2},
+    "pp4 x mp2": {"pp": 4, "mp": 2},
+    "pp4 x dp2 x mp2": {"pp": 4, "dp": 2, "mp": 2},
+}
+
+
+@cache
+def trace(model: str) -> Trace:
+    config = MODELS[model]
+    with paddle.LazyGuard():
+        layer = build(config)
+    return trace_layer(layer, input_spec(config, BATCH))
+
+
+def planned(traced: Trace, space: dict, device: str = "A100-80G") -> Plan:
+    degrees = {"pp": 1, "dp": 1, "mp": 1} | space
+    devices = degrees["pp"] * degrees["dp"] * degrees["mp"]
+    return tune_graph(traced.graph, Settings(cluster=f"1x{devices}:{device}", search_space=degrees), global_batch=BATCH * 4)
+
+
+def verified(traced: Trace, plan: Plan, train: bool = True) -> list[StageComparison]:
+    return verify(plan, traced.graph, traced.program, train)
+
+
+def kinds(stage: StageComparison, phase: str) -> dict[tuple[str, str], int]:
+    """How often each kind along each axis occurs in a phase of the program."""
+    found: dict[tuple[str, str], int] = {}
+    for (when, kind, axis, _), n in stage.found.collectives.items():
+        if when == phase:
+            found[kind, axis] = found.get((kind, axis), 0) + n
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("gpt", name) for name in PLANS]
+    + [("llama", name) for name in ("dp4 x mp2", "mp4", "mp2 x dp2", "pp2 x dp2 x mp2", "pp4 x dp2")],
+)
+def test_the_prediction_is_the_program(model: str, name: str) -> None:
+    stages = verified(trace(model), planned(trace(model), PLANS[name]))
+    assert [stage.differences for stage in stages] == [()] * PLANS[name].get("pp", 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), [("gpt", "dp2 x mp4"), ("gpt", "pp2 x mp2 x dp2"), ("llama", "mp4 x dp2"), ("llama", "pp2 x dp2 x mp2")]
+)
+def test_the_evaluation_program_is_predicted_as_well(model: str, name: str) -> None:
+    for stage in verified(trace(model), planned(trace(model), PLANS[name]), train=False):
+        assert stage.differences == ()
+        assert stage.found.gradient_bytes == stage.found.optimizer_bytes == 0
+
+
+def test_a_wrong_prediction_is_found() -> None:
+    (mp,) = verified(trace("gpt"), planned(trace("gpt"), {"mp": 2}))
+    (dp,) = verified(trace("gpt"), planned(trace("gpt"), {"dp": 2}))
+    lines = compare(dp.predicted, mp.found)
+    assert any("all_reduce along mp" in line for line in lines)
+    assert any("parameter bytes" in line for line in lines)
+    assert any("local shape" in line for line in lines)
+
+
+def test_a_tied_head_is_sent_its_weight_and_sends_the_gradient_back_in_every_micro_batch() -> None:
+    plan = planned(trace("gpt"), {"pp": 2, "dp": 2, "mp": 2})
+    first, last = verified(trace("gpt"), plan)
+    weight = ("forward", "send", "pp", 128 // 2 * 64 * 4)
+    assert first.found.collectives[weight] == 1
+    assert last.found.collectives["backward", "send", "pp", weight[3]] == 1
+    embedding = next(t.name for t in trace("gpt").graph.params if t.shape == (128, 64))
+    assert embedding in first.found.local_shapes and embedding not in last.found.local_shapes
+
+
+def test_what_all_layers_read_is_sent_to_every_stage() -> None:
+    first = verified(trace("llama"), planned(trace("llama"), {"pp": 4}))[0]
+    # Sine, cosine and mask to three stages, the hidden state to the next one; only that has a gradient.
+    assert kinds(first, "forward") == {("send", "pp"): 10}
+    assert kinds(first, "backward") == {("receive", "pp"): 1}
+
+
+def test_logits_stay_sharded_on_gpus_and_are_gathered_on_cpus() -> None:
+    gpu, cpu = planned(trace("gpt"), {"mp": 2}), planned(trace("gpt"), {"mp": 2}, "CPU")
+    (kept,), (gathered,) = verified(trace("gpt"), gpu), verified(trace("gpt"), cpu)
+    assert kept.differences == gathered.differences == ()
+    assert ("all_gather", "mp") not in kinds(kept, "forward")
+    assert kinds(gathered, "forward")["all_gather", "mp"] == 1
+    note = "rewritten to keep shardings: 1 cross_entropy_with_softmax as c_softmax_with_cross_entropy"
+    assert note in gpu.notes and note not in cpu.notes
+
+
+class Adapted(paddle.nn.Layer):
+    """A frozen projection with a trained one of low rank beside it (LoRA, arXiv 2106.09685)."""
+
+    def __init__(self, base: paddle.nn.Linear, rank: int = 4):
+        super().__init__()
+        self.base = base
+        for parameter in base.parameters():
+            parameter.stop_gradient = True
+        rows, columns = base.weight.shape
+        self.down = paddle.nn.Linear(rows, rank, bias_attr=False)
+        self.up = paddle.nn.Linear(rank, columns, bias_attr=False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+def with_adapters(config: GPTConfig) -> paddle.nn.Layer:
+    """The model frozen but for adapters beside every other Linear."""
+    model = build(config)
+    linears = [(path, layer) for path, layer in model.named_sublayers() if isinstance(layer, paddle.nn.Linear)]
+    for parameter in model.parameters():
+        parameter.stop_gradient = True
+    for path, layer in linears[::2]:
+        *parents, name = path.split(".")
+        parent = model
+        for part in parents:
+            parent = getattr(parent, part) if not part.isdigit() else parent[int(part)]
+        setattr(parent, name, Adapted(layer))
+    return model
+
+
+@pytest.mark.parametrize("name", ["dp2 x mp2", "mp4", "pp2 x dp2 x mp2"])
+def test_frozen_parameters_have_neither_gradients_nor_states(name: str) -> None:
+    config = MODELS["gpt"]
+    with paddle.LazyGuard():
+        model = with_adapters(config)
+    traced = trace_layer(model, input_spec(config, BATCH))
+    plan = planned(traced, PLANS[name])
+    for stage in verified(traced, plan):
+        assert stage.differences == ()
+        assert 0 < stage.found.gradient_bytes < stage.found.parameter_bytes / 4
+        assert stage.found.optimizer_bytes == 2 * stage.found.gradient_bytes
+    memory = plan.estimate.memory
+    assert memory["optimizer_states"] == 2 * memory["gradients"]
+    assert memory["gradients"] < memory["parameters"] / 4
+
+
+def test_a_frozen_layer_is_of_another_kind_than_a_trained_one() -> None:
+    config = MODELS["gpt"]
+    with paddle.LazyGuard():
+        model = build(config)
+    for path, parameter in model.named_parameters():
+        parameter.stop_gradient = ".layers.0." in path or ".layers.1." in path
+    traced = trace_layer(model, input_spec(config, BATCH))
+    blocks = cluster_layers(traced.graph).blocks
+    assert len(blocks) == 4
+    assert blocks[0].kind == blocks[1].kind != blocks[2].kind
+    for stage in verified(traced, planned(traced, {"pp": 2, "mp": 2})):
+        assert stage.differences == ()
+
+
+class Reversing(paddle.nn.Layer):
+    """A model with an op that Paddle has no sharding rule for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = paddle.nn.Linear(32, 64), paddle.nn.Linear(64, 32)
+
+    def forward(self, x):
+        return paddle.flip(self.down(paddle.nn.functional.gelu(self.up(x))), axis=[1]).square().mean()
+
+
+def test_an_op_without_a_sharding_rule_is_costed_as_its_bytes_and_listed() -> None:
+    traced = trace_layer(Reversing(), [paddle.static.InputSpec([BATCH, 16, 32], "float32", "x")])
+    plan = planned(traced, {"dp": 2})
+    assert [note for note in plan.notes if "1 flip" in note and "costed as the bytes" in note]
+    assert "1 flip" in " ".join(plan.explain().split())
+    assert verified(traced, plan)[0].differences == ()
