@@ -68,7 +68,7 @@ def tune(
     Raises TunerError for wrong input, ClusterError, UnsupportedProgram, and NoFeasiblePlan where nothing fits.
     """
     chosen = Settings.from_mapping(settings)
-    _check_batch(global_batch)
+    check_batch(global_batch)
     if is_legacy(program):
         from paddle_rbt_plugin.handover.legacy.judge import tune_legacy
 
@@ -94,7 +94,7 @@ def tune_graph(
     """Plans a graph; see ``tune``. ``constraints`` narrow the search space, each with who asks for it. ``assumed`` are flags of
     ``Training`` that hold although the program does not show them. ``rewrite`` as in ``analyse``: for a program that is handed
     over to PIR. ``patterns`` are used beside the installed ones. Raises CostModelError for a cost model that cannot be used."""
-    _check_batch(global_batch)
+    check_batch(global_batch)
     if precision is not None and precision not in PRECISIONS:
         raise TunerError(f"precision is {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}, not {precision!r}")
     cluster = cluster_of(settings)
@@ -147,7 +147,8 @@ def _loaded(settings: Settings, graph: Graph, cluster: Cluster, space: SearchSpa
     return plan
 
 
-def _check_batch(global_batch: Any) -> None:
+def check_batch(global_batch: Any) -> None:
+    """Raises TunerError for what is no number of samples; None leaves it to the program."""
     whole = isinstance(global_batch, int) and not isinstance(global_batch, bool)
     if global_batch is not None and not (whole and 1 <= global_batch <= MAX_GLOBAL_BATCH):
         raise TunerError(f"global_batch is a number of samples from 1 to {MAX_GLOBAL_BATCH}, not {global_batch!r}")

@@ -159,8 +159,8 @@ class Reader:
 
     def _loss(self, loss: Any) -> int | None:
         if loss is not None:
-            if loss.id not in self.index_of:
-                raise UnsupportedProgram("the loss given is not a value of the program")
+            if getattr(loss, "id", None) not in self.index_of:
+                raise UnsupportedProgram(f"the loss given, {str(loss)[:60]!r}, is not a value of the program")
             return self.index_of[loss.id]
         read = {t for op in self.ops for t in op.operands}
         written = {t for op in self.ops for t in op.results}

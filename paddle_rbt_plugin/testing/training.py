@@ -96,9 +96,7 @@ def compare_losses(
 
 
 def _plan(build: Build, pattern: AnyPattern | None, cluster: str, search_space: Mapping[str, Any]) -> Plan:
-    with paddle.LazyGuard():
-        made = build()
-    graph = graph_of(*model_parts(worker.name_of(build), made))
+    graph = graph_of(*model_parts(worker.name_of(build), build()))
     settings = Settings(cluster=cluster, search_space=search_space)
     added = [] if pattern is None else [compiled_pattern(pattern, load_plugins())]
     plan = tune_graph(graph, settings, constraints=as_the_program_runs(), patterns=added)

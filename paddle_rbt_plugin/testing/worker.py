@@ -40,7 +40,8 @@ def train(
         value.backward()
         optimizer.step()
         optimizer.clear_grad()
-        yield float(dist.unshard_dtensor(value) if value.is_dist() else value)
+        whole = dist.unshard_dtensor(value) if value.is_dist() else value  # of shape [1] where ranks averaged it
+        yield float(whole.item())
 
 
 def random_batch(specs: Sequence[Any], step: int) -> list[np.ndarray]:
