@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,6 +55,8 @@ def with_output(command: Callable[..., Any]) -> Callable[..., Any]:
     @common_options
     @functools.wraps(command)
     def run(as_json: bool, quiet: bool, verbose: bool, no_color: bool, **arguments: Any) -> Any:
+        if not verbose:  # before Paddle is imported: it logs what is of no use to a user
+            os.environ.setdefault("GLOG_minloglevel", "2")
         from paddle_rbt_plugin.cli.output import Output
 
         output = Output(as_json, quiet, verbose, color=not no_color)

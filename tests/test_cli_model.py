@@ -169,7 +169,7 @@ def test_a_saved_program_is_the_program(tmp_path, module):
         ("noisy:pair", r"importing noisy raised ValueError: at import"),
         ("none.yaml", r"cannot read the model config none\.yaml"),
         ("none.json", r"the program 'none\.json' cannot be read: No such file or directory"),
-        ("mine.py", r"'mine\.py' is not a PIR program as paddle\.static\.save writes it"),
+        ("mine.py", r"'mine\.py' is a Python file; name the function in it that returns the model, as mine:build"),
     ],
 )
 def test_a_reference_that_leads_nowhere_says_what_would_be_right(module, reference, message):

@@ -62,6 +62,9 @@ def model_trace(reference: str, batch: int, seq: int | None = None) -> Trace:
 def _trace(reference: str, batch: int) -> Trace:
     if ":" in reference:
         return _function_trace(reference, batch)
+    if reference.endswith(".py"):
+        module = ".".join(Path(reference).with_suffix("").parts)
+        raise ModelError(f"{reference!r} is a Python file; name the function in it that returns the model, as {module}:build")
     if reference.endswith(".json") or Path(reference).is_file():
         return _read(load_program(reference))
     raise ModelError(_unknown(reference))
