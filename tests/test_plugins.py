@@ -3,14 +3,17 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import pytest
+from pattern_graphs import GraphWriter
 
 from paddle_rbt_plugin.errors import PatternError
+from paddle_rbt_plugin.pattern import match_all
 from paddle_rbt_plugin.plugins import BLOCK_VARIABLE, PluginWarning, load_plugins, manager
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "swiglu_pattern"
@@ -114,6 +117,19 @@ def test_one_malformed_pattern_leaves_its_plugins_others_in_use(install):
     install("acme", {"acme": "acme_mod"}, acme_mod=source)
     _, rows = load()
     assert [(r.name, r.state) for r in rows] == [("acme_other", "broken"), ("acme_relu", "active")]
+
+
+def test_a_pattern_that_raises_while_matching_is_reported_with_its_package_and_the_others_go_on(install):
+    source = GOOD.replace('g.tensor("x")', 'g.tensor("x", where=lambda t: 1 / 0)')
+    install("acme-patterns", {"acme": "acme_mod"}, acme_mod=source)
+    w = GraphWriter()
+    w.linear(w.op("relu", w.linear(w.data(8, 16, 64), 64, 256)), 256, 64)
+    plugins, _ = load()
+    cause = "ZeroDivisionError: division by zero (acme-patterns 1.2, entry point 'acme = acme_mod')"
+    with pytest.warns(UserWarning, match=f"'acme_relu' is left out, its own code raised {re.escape(cause)}"):
+        result = match_all(w.graph(), plugins.patterns)
+    assert result.failed == {"acme_relu": cause}
+    assert "ffn" in {m.pattern for m in result.matches}
 
 
 def test_an_interrupt_from_the_keyboard_passes_through(install):

@@ -18,22 +18,10 @@ from paddle_rbt_plugin.testing.matching import AnyPattern, compiled_pattern, gra
 DEGREES: Mapping[str, int] = {"dp": 2, "mp": 2}
 
 
-def assert_consistent(
-    pattern: AnyPattern,
-    model: Any,
-    input_spec: Sequence[Any] | None = None,
-    *,
-    degrees: Mapping[str, int] = DEGREES,
-    displaces: Collection[str] = (),
-    whole: Collection[str] = (),
-    loss: Any = None,
-    labels_spec: Sequence[Any] = (),
-) -> MatchReport:
-    """Asserts that nothing speaks against the shardings of ``pattern``; see ``inconsistencies``."""
-    graph = graph_of(model, input_spec, loss, labels_spec)
-    report, problems = _inspect(pattern, graph, degrees, displaces, whole)
-    assert not problems, "\n".join([f"pattern {report.pattern.name} is not consistent:", *(f"- {p}" for p in problems)])
-    return report
+def assert_consistent(pattern: AnyPattern, model: Any, input_spec: Sequence[Any] | None = None, **how: Any) -> None:
+    """Asserts that nothing speaks against the shardings of ``pattern``; ``how`` as in ``inconsistencies``."""
+    problems = inconsistencies(pattern, model, input_spec, **how)
+    assert not problems, "\n".join(["the shardings of the pattern are not consistent:", *(f"- {p}" for p in problems)])
 
 
 def inconsistencies(
@@ -53,21 +41,15 @@ def inconsistencies(
     - No match of another pattern gives way to it, but for those that it ``displaces`` on purpose, by name.
     - It claims every parameter that its ops read, but for those it leaves to others (``whole``, by their name in the model).
     - The ``degrees`` divide every dimension that it shards, and all it asks for survives Paddle's completion on that mesh."""
-    graph = graph_of(model, input_spec, loss, labels_spec)
-    return _inspect(pattern, graph, degrees, displaces, whole)[1]
-
-
-def _inspect(
-    pattern: AnyPattern, graph: Graph, degrees: Mapping[str, int], displaces: Collection[str], whole: Collection[str]
-) -> tuple[MatchReport, tuple[str, ...]]:
     plugins = load_plugins()
     compiled = compiled_pattern(pattern, plugins)
+    graph = graph_of(model, input_spec, loss, labels_spec)
     report = match_report(graph, compiled, plugins.patterns, plugins.op_names)
     if not report.matches:
-        return report, (str(report),)
+        return (str(report),)
     others = [p for p in plugins.patterns if p.name != compiled.name]
     analysis = analyse(graph, [compiled, *others], op_names=plugins.op_names)
-    return report, (*_conflicts(report, displaces), *_unclaimed(report, whole), *_misfits(report, analysis, degrees))
+    return (*_conflicts(report, displaces), *_unclaimed(report, whole), *_misfits(report, analysis, degrees))
 
 
 def _conflicts(report: MatchReport, displaces: Collection[str]) -> Iterator[str]:
