@@ -33,7 +33,7 @@ class Row:
     mfu: float | None = None
     """Model FLOP per second over the device's peak in the precision of training; recomputation does not count."""
     tuning_s: float | None = None
-    """Seconds that finding it took, tracing the model included."""
+    """CPU seconds that finding it took, tracing the model included: on an idle machine the time that passes."""
     measured_step_time_s: float | None = None
     """As published."""
     reason: str = ""
