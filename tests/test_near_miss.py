@@ -48,13 +48,13 @@ def test_another_op_in_the_place_of_one_is_named():
     found = miss(gated("relu"))
     assert [fit.found.split("(")[0] for fit in found.fits] == ["matmul_0", "matmul_1", "multiply_3", "matmul_4"]
     assert (found.ops, found.wanted) == (5, "silu(the result of matmul)")
-    assert (found.nearest, found.objection) == ("relu_2(var_2 [8, 16, 64])", "it is a relu, no silu")
+    assert (found.nearest, found.objection) == ("relu_2(var_2 [8, 16, 64])", "it is relu, not silu")
 
 
 def test_an_op_in_between_is_named():
     found = miss(gated(between=["dropout"]))
     assert (len(found.fits), found.wanted) == (4, "silu(the result of matmul)")
-    assert (found.nearest, found.objection) == ("dropout_3(var_5 [8, 16, 64])", "it is a dropout, no silu")
+    assert (found.nearest, found.objection) == ("dropout_3(var_5 [8, 16, 64])", "it is dropout, not silu")
 
 
 def test_the_first_attribute_that_differs_is_named_with_both_values():
@@ -151,7 +151,7 @@ def test_the_report_of_a_pattern_says_all_of_it_and_is_plain_json():
     tensors = {"x": "data_0", "gate": "param_1", "up": "param_3", "down": "param_7"}
     assert json.loads(json.dumps(report.to_dict()))["matches"] == [tensors]
     missed = match_report(gated("relu"), compiled)
-    assert "4 of 5 ops fit" in str(missed) and missed.to_dict()["near_miss"]["objection"] == "it is a relu, no silu"
+    assert "4 of 5 ops fit" in str(missed) and missed.to_dict()["near_miss"]["objection"] == "it is relu, not silu"
 
 
 def test_the_report_tells_what_is_dropped_declined_raised_and_unknown():

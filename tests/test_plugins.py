@@ -97,6 +97,13 @@ def test_an_installed_plugin_is_found_with_its_distribution_and_version(install)
         ),
         (GOOD.replace('g.op("relu", g.tensor("x"))', "raise SystemExit"), "acme_relu", "SystemExit"),
         (GOOD.replace('g.op("relu"', 'g.pop("relu"'), "acme_relu", "build() raised AttributeError"),
+        (
+            HEADER
+            + "class Meta(type):\n    name = property(lambda cls: 1 / 0)\nclass Odd(metaclass=Meta): pass\n"
+            + "@hookimpl\ndef register_patterns(register): register(Odd)",
+            "acme",
+            "PatternError: register() takes a subclass of Pattern",
+        ),
     ],
 )
 def test_a_broken_plugin_is_left_out_and_listed_with_the_cause(install, source, name, reason):

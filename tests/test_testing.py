@@ -37,7 +37,7 @@ def test_another_number_of_matches_is_an_assertion_with_the_report():
 
 def test_a_look_alike_fails_with_the_first_op_that_does_not_fit():
     assert_matches(TwoLayers, lazy(activation=F.gelu), SPEC, count=0)
-    with pytest.raises(AssertionError, match=r"sin\(the result of add\)\n.*nearest: gelu_0.*\n.*it is a gelu, no sin"):
+    with pytest.raises(AssertionError, match=r"sin\(the result of add\)\n.*nearest: gelu_0.*\n.*it is gelu, not sin"):
         assert_matches(TwoLayers, lazy(activation=F.gelu), SPEC, count=2)
 
 

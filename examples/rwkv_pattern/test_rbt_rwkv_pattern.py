@@ -77,7 +77,7 @@ def test_a_gate_of_another_kind_is_another_block():
                 block.gate = F.tanh
 
     report = assert_matches("rwkv_channel_mix", Linear(), SPEC, count=0)
-    assert report.near_miss.objection == "it is a tanh, no sigmoid"
+    assert report.near_miss.objection == "it is tanh, not sigmoid"
 
 
 def test_the_plan_shards_what_the_pattern_says():

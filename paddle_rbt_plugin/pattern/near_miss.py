@@ -150,6 +150,8 @@ def near_miss(graph: Graph, pattern: CompiledPattern) -> NearMiss | None:
                 pass
         except Exception:  # enough, out of budget, or a predicate of the pattern raised: what was found by then counts
             search.budget = Budget(steps)
+        if search.deepest[0].step == len(search.steps):
+            return None  # where looking for an occurrence ran out of budget, this search came upon one
         found.append(_Explainer(variant, graph).nearest(search))
     return max(found, key=lambda f: f[0])[1]  # of equals the first
 
@@ -212,7 +214,7 @@ class _Explainer:
     def _objection(self, search: _Probe, node: OpNode, op: Op) -> tuple[int, str]:
         """What keeps an op from standing for a node, in the order in which the search looks."""
         if op.type not in node.types:
-            return 0, f"it is a {op.type}, no {_types(node.types)}"
+            return 0, f"it is {op.type}, not {_types(node.types)}"
         if op.index in search.used_ops:
             other = next(n for n in self.variant.ops if search.ops[n.index] == op.index)
             return 1, f"it stands for {self._node(other)} already"

@@ -59,5 +59,8 @@ HOOKS: dict[Kind, tuple[str, Callable[..., Any]]] = {
 def name_of(registered: tuple[Any, ...]) -> str:
     """The name under which something is registered, as far as it can be read from the arguments of ``register``."""
     first = registered[0] if registered else None
-    name = first if isinstance(first, str) else getattr(first, "name", None)
+    try:
+        name = first if isinstance(first, str) else getattr(first, "name", None)
+    except Exception:  # a property of the plugin's own
+        return ""
     return name if isinstance(name, str) else ""
