@@ -98,9 +98,8 @@ def test_a_wrong_prediction_is_found() -> None:
 
 
 def test_a_tied_head_is_sent_its_weight_and_sends_the_gradient_back_in_every_micro_batch() -> None:
-    plan = planned(trace("gpt"), {"pp": 2, "dp": 2, "mp": 2})
-    first, last = verified(trace("gpt"), plan)
-    weight = ("forward", "send", "pp", 128 // 2 * 64 * 4)
+    first, last = verified(trace("gpt"), planned(trace("gpt"), {"pp": 2, "dp": 2}))
+    weight = ("forward", "send", "pp", 128 * 64 * 4)
     assert first.found.collectives[weight] == 1
     assert last.found.collectives["backward", "send", "pp", weight[3]] == 1
     embedding = next(t.name for t in trace("gpt").graph.params if t.shape == (128, 64))

@@ -13,6 +13,7 @@ from zoo.bert import BERT
 from zoo.gpt2 import GPT2
 from zoo.t5 import T5
 
+from paddle_rbt_plugin.completion.forms import SHARDED_FORMS
 from paddle_rbt_plugin.graph.pir import RECOMPUTE_MARKS
 from paddle_rbt_plugin.handover.trace import trace_layer
 from paddle_rbt_plugin.plugins import load_plugins
@@ -102,7 +103,8 @@ def test_the_program_is_handed_over_op_for_op(case):
     attrs = {"cluster": "1x4:A100-80G", "search_space": {"mp": [2], "dp": [2]}}
     new_pass("rule_based_tuner", attrs).apply([trace.program], [paddle.static.Program()], context)
     ops = trace.program.global_block().ops
-    renamed = ["pd_op.embedding" if op.name() == "pd_op.c_embedding" else op.name() for op in ops]
+    forms = {f"pd_op.{form}": f"pd_op.{op}" for form, op in SHARDED_FORMS.items()}
+    renamed = [forms.get(op.name(), op.name()) for op in ops]
     assert renamed == before
     plan = context.get_attr("plan")
     for op in ops:

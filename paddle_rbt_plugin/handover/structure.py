@@ -8,6 +8,7 @@ products; from the completion come the predictions of all of these. ``compare`` 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -145,12 +146,16 @@ def partition(program: Any, train: bool = True) -> Partitioned:
 
 def resolve(partitioned: Partitioned) -> Any:
     """The program of this process's rank: reshards resolved and what other ranks do removed, in place."""
+    log = logging.getLogger(ReshardPasses.__module__)  # it spells out every reshard between stages
+    level = log.level
+    log.setLevel(logging.WARNING)
     paddle.enable_static()
     try:
         ReshardPasses.apply_reshard_pass(partitioned.program, partitioned.gradients)
         RemovePasses.apply_all(partitioned.program, partitioned.startup, partitioned.gradients)
     finally:
         paddle.disable_static()
+        log.setLevel(level)
     return partitioned.program
 
 
