@@ -48,8 +48,8 @@ def _tune_by_paddle(
         minimise  (time by Paddle's estimator, time by the analytic model)  in this order
 
     Which factorisation is fastest is Paddle's word. How each is best run, and whether it fits, is the analytic model's, for
-    to Paddle's all of these are equal: it knows neither ZeRO, recomputation nor accumulation. So no plan of Paddle's own
-    tuner, which has none of them, is better by either. The figures of both are in the notes of the plan."""
+    to Paddle's all of these are equal: it knows neither ZeRO, recomputation nor accumulation. So no plan that Paddle's own
+    tuner may make is better by its model, and none of the same degrees by ours. Both figures are in the notes of the plan."""
     analytic = replace(settings, cost_model="analytic", save_path=None)
     found = tune_graph(legacy.graph, analytic, constraints=constraints, rewrite=False, **how)
     judged: list[tuple[PaddleEstimate, Plan]] = []
