@@ -1,42 +1,80 @@
-"""Prints what the patterns shard of each model of the zoo, as the Markdown table of docs/coverage.md.
+"""Prints what the patterns shard of each model of the zoo, and which ops give shardings up, as docs/coverage.md shows it.
 
-python benchmarks/coverage.py [MODEL ...] > docs/coverage.md
+python benchmarks/coverage.py [MODEL ...]
+python benchmarks/coverage.py --formers   # unmodified models of PaddleFormers, with the extra ``formers``
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from gathers import MESH, gathers
 from zoo import ZOO, graph
 
-from paddle_rbt_plugin.layers import cluster_layers
-from paddle_rbt_plugin.pattern import match_all
+from paddle_rbt_plugin.graph import Graph
 from paddle_rbt_plugin.pattern.coverage import Coverage, coverage, table
 from paddle_rbt_plugin.plugins import load_plugins
+from paddle_rbt_plugin.search import Analysis, analyse
 
-TEXT = """# What the patterns cover
-
-The models of `tests/zoo`, small ones in Paddle's public API, each wired as its authors wire it. A column says how many of
-the parameter bytes the patterns shard along `mp` or `ep`: in the transformer blocks, in what stands before them (embeddings)
-and behind them (heads). A tied embedding counts in both. The last column lists what stays whole, by the pattern that says so.
-The models are narrow (hidden size 64), so vectors and small tables weigh more here than in a model of real size.
-
-Made by `python benchmarks/coverage.py > docs/coverage.md`.
-"""
+DEGREES = (2, 4)
 
 
-def cover(name: str) -> Coverage:
-    """The coverage of one model of the zoo by the patterns that are installed."""
-    found = graph(name)
-    layers = cluster_layers(found)
-    return coverage(found, layers, match_all(found, load_plugins().patterns, layers))
+def analysed(found: Graph, rewrite: bool = True) -> Analysis:
+    return analyse(found, load_plugins().patterns, rewrite=rewrite)
+
+
+def cover(found: Analysis) -> Coverage:
+    """The coverage of a model. Raises SystemExit where a degree of the table is not legal or loses a sharding."""
+    for mp in DEGREES:
+        mesh = MESH.__class__(("mp",), (mp,), tuple(range(mp)))
+        problem = found.indivisible({"mp": mp}) or found.lost_sharding(found.complete(mesh))
+        if problem:
+            raise SystemExit(f"mp {mp}: {problem}")
+    return coverage(found.graph, found.layers, found.matches)
+
+
+def gathering(names: Iterable[str]) -> str:
+    """The ops that gather, as written and as handed over, as a Markdown table."""
+    written, handed_over, models = Counter[str](), Counter[str](), dict[str, list[str]]()
+    for name in names:
+        before, after = (gathers(analysed(graph(name), rewrite).complete(MESH)) for rewrite in (False, True))
+        written += before
+        handed_over += after
+        for op in before:
+            models.setdefault(op, []).append(name)
+    lines = ["| op | as written | as handed over | models |", "|---|---|---|---|"]
+    lines += [f"| {op} | {written[op]} | {handed_over[op]} | {', '.join(models[op])} |" for op in sorted(written)]
+    return "\n".join(lines)
+
+
+def formers() -> str:
+    """The coverage of unmodified models of PaddleFormers."""
+    from test_coverage_formers import MODELS, SPEC, build
+
+    from paddle_rbt_plugin.handover.trace import trace_layer
+
+    return table((name, cover(analysed(trace_layer(build(name), SPEC).graph))) for name in MODELS)
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="models of the zoo; all of them where none is named")
+    parser.add_argument("--formers", action="store_true", help="models of PaddleFormers instead")
+    chosen = parser.parse_args(arguments)
+    if chosen.formers:
+        print(formers())
+        return
+    names = chosen.models or list(ZOO)
+    print(table((name, cover(analysed(graph(name)))) for name in names), gathering(names), sep="\n\n")
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    print(TEXT)
-    print(table((name, cover(name)) for name in sys.argv[1:] or ZOO))
+    main(sys.argv[1:])

@@ -4,11 +4,13 @@ softmax(heads(x Wq + bq) heads(m Wk + bk)^T ...) heads(m Wv + bv).
 Column parallel, as in self-attention: each rank of ``mp`` holds whole heads.
 """
 
-from paddle_rbt_plugin.pattern import BIASES, Builder, Pattern, attention_core, projected_heads
+from paddle_rbt_plugin.pattern import BIASES, Builder, attention_core, projected_heads
 from paddle_rbt_plugin.plugins import hookimpl
 
+from .qkv import QKV
 
-class CrossAttention(Pattern):
+
+class CrossAttention(QKV):
     """The projections of an attention whose keys and values come from elsewhere."""
 
     name = "cross_attention"
@@ -17,27 +19,9 @@ class CrossAttention(Pattern):
         sources, biased = {"q": g.tensor("x")} | dict.fromkeys("kv", g.tensor("memory")), g.choose(*BIASES)
         attention_core(g, *(projected_heads(g, x, name, bias=name in biased) for name, x in sources.items()))
 
-    shard = {
-        "x": ("dp", ..., None),
-        "memory": ("dp", ..., None),
-        "q_weight": (None, "mp"),
-        "k_weight": (None, "mp"),
-        "v_weight": (None, "mp"),
-        "q_bias": ("mp",),
-        "k_bias": ("mp",),
-        "v_bias": ("mp",),
-        "q_heads": ("dp", None, "mp", None),
-        "k_heads": ("dp", None, "mp", None),
-        "v_heads": ("dp", None, "mp", None),
-    }
+    shard = QKV.shard | {"memory": ("dp", ..., None)}
 
-    dim_names = {
-        "x": ("batch", ..., "hidden size"),
-        "memory": ("batch", ..., "hidden size"),
-        "q_heads": ("batch", "sequence", "attention heads", "head size"),
-        "k_heads": ("batch", "sequence", "key and value heads", "head size"),
-        "v_heads": ("batch", "sequence", "key and value heads", "head size"),
-    }
+    dim_names = QKV.dim_names | {"memory": ("batch", ..., "hidden size")}
 
 
 @hookimpl

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+from gathers import MESH, gathers
 from zoo import ZOO, graph
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
@@ -111,6 +112,14 @@ def test_nothing_is_gathered_in_the_blocks_but_fused_projections(name):
         if c.kind != "all_reduce"
     }
     assert gathers == set() or (name in FUSED and gathers <= GATHERED)
+
+
+@pytest.mark.parametrize(("name", "op"), [("LLaMA-3", "expand"), ("Qwen", "repeat_interleave"), ("Mixtral", "tile_grad")])
+def test_ops_that_give_shardings_up_are_rewritten(name, op):
+    written = analyse(graph(name), load_plugins().patterns, rewrite=False)
+    before, after = gathers(written.complete(MESH)), gathers(analysis(name).complete(MESH))
+    assert before[op] > 0 == after[op]
+    assert after.total() < before.total()
 
 
 def test_the_table_names_every_model_and_what_it_keeps_whole():

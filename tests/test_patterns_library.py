@@ -141,6 +141,21 @@ def test_one_weight_for_gate_and_up_is_known():
     assert counts(analysed(Wrapped(GatedFeedForward(F.silu, fused=True)))) == {"fused_gated_ffn": 1}
 
 
+@pytest.mark.parametrize("core", ["flash_attn", "flashmask_attention", "memory_efficient_attention"])
+def test_a_fused_attention_core_is_attention(core):
+    """The CPU wheel has no kernel, so the graph is written by hand."""
+    from pattern_graphs import GraphWriter
+
+    from paddle_rbt_plugin.pattern import match_all
+
+    w = GraphWriter()
+    x = w.op("layer_norm", w.data(8, 16, 64))
+    heads = [w.op("reshape", w.linear(x, 64, 64), shape=(8, 16, 4, 16)) for _ in range(3)]
+    w.linear(w.op("reshape", w.op("cast", w.op(core, *heads, shape=(8, 16, 4, 16)), shape=(8, 16, 4, 16))), 64, 64)
+    found = match_all(w.graph(), [p for p in plugins().patterns if p.name in ("qkv", "row_matmul", "fused_qkv")]).matches
+    assert sorted(m.pattern for m in found) == ["qkv", "row_matmul"]
+
+
 @pytest.mark.parametrize("operands", [1, 2])
 def test_the_swiglu_op_is_known(operands):
     """The CPU wheel has no kernel, so the graph is written by hand."""

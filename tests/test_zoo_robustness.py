@@ -13,6 +13,7 @@ from zoo.bert import BERT
 from zoo.gpt2 import GPT2
 from zoo.t5 import T5
 
+from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.completion.forms import SHARDED_FORMS
 from paddle_rbt_plugin.graph.pir import RECOMPUTE_MARKS
 from paddle_rbt_plugin.handover.trace import trace_layer
@@ -21,14 +22,14 @@ from paddle_rbt_plugin.search import Analysis, analyse
 
 
 class MixedPrecision(paddle.nn.Layer):
-    """A model under auto_cast: weights and activations are cast where they are used."""
+    """A model under auto_cast: weights and activations are cast where they are used (O1), or nearly everywhere (O2)."""
 
-    def __init__(self, model):
+    def __init__(self, model, level):
         super().__init__()
-        self.model = model
+        self.model, self.level = model, level
 
     def forward(self, *inputs):
-        with paddle.amp.auto_cast(level="O1", dtype="bfloat16"):
+        with paddle.amp.auto_cast(level=self.level, dtype="bfloat16"):
             return self.model(*inputs)
 
 
@@ -67,14 +68,16 @@ CASES = {
     "dropout behind norms": ("BERT", lambda: BERT(dropout=0.1)),
     "in-place ops": ("GPT-2", lambda: InPlace(GPT2())),
     "recompute": ("GPT-2", lambda: Recomputed(GPT2())),
-    **{f"mixed precision of {name}": (name, None) for name in ("GPT-2", "GPT-J", "BERT", "T5", "ViT")},
+    **{f"mixed precision O1 of {name}": (name, "O1") for name in ("GPT-2", "GPT-J", "BERT", "T5", "ViT")},
+    **{f"mixed precision O2 of {name}": (name, "O2") for name in ("GPT-2", "GPT-J", "BERT", "T5", "ViT")},
 }
 CASE = pytest.mark.parametrize("case", CASES)
 
 
 def traced(case: str):
     name, build = CASES[case]
-    return trace_layer(build() if build else MixedPrecision(ZOO[name].build()), ZOO[name].spec)
+    layer = MixedPrecision(ZOO[name].build(), build) if isinstance(build, str) else build()
+    return trace_layer(layer, ZOO[name].spec)
 
 
 def analysed(found) -> Analysis:
@@ -133,11 +136,14 @@ def test_the_marks_of_recomputed_regions_are_handed_over():
     assert marks() == before
 
 
-def test_parameters_in_bfloat16_are_claimed_in_the_same_way():
-    """Only claimed: the CPU wheel has no gradient of a softmax in bfloat16."""
+def test_parameters_in_bfloat16_are_claimed_in_the_same_way_and_complete():
     found = analysed(trace_layer(T5().bfloat16(), ZOO["T5"].spec).graph)
     assert {p.dtype for p in found.graph.params} == {"bfloat16"}
     assert claimed_params(found) == claimed_params(analysed(graph("T5")))
+    completion = found.complete(ProcessMesh(("dp", "mp"), (2, 2), tuple(range(4))))
+    assert not found.lost_sharding(completion)
+    gradients = [v for w in completion.work for k in w.backward for v in k.outputs if k.type == "softmax_grad"]
+    assert "bfloat16" in {v.dtype for v in gradients}, "the CPU wheel has no such kernel, so Paddle is asked in float32"
 
 
 def test_scaled_dot_product_attention_is_attention():
