@@ -79,7 +79,7 @@ def main() -> int:
     rows: list[Row] = []
     for count, profile in zip(counts, profiles, strict=True):
         text = Path(profile).read_text() if profile else calibrate(count).text
-        console.print(text, markup=False, highlight=False)
+        print(text, flush=True)
         for name in arguments.models.split(","):
             for row in compare(name, count, text, arguments.way):
                 print(

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import paddle
@@ -14,7 +11,6 @@ import yaml
 from paddle_rbt_plugin.calibrate.fit import DeviceFit, LinkFit
 from paddle_rbt_plugin.cluster import CatalogueEntry, find_device, recognise
 from paddle_rbt_plugin.cost import DEFAULT
-from paddle_rbt_plugin.errors import TunerError
 
 _HEADER = """\
 # Device profile by paddle-rbt calibrate: {count} x {device}, measured while all of them did the same, Paddle {paddle}.
@@ -65,33 +61,6 @@ def profile_text(profile: dict[str, Any], fit: DeviceFit) -> str:
         not_measured=f"Not measured: {links}, which are those of the usual machine.",
     )
     return header + yaml.safe_dump(profile, sort_keys=False, default_flow_style=None)
-
-
-def check_output(path: str) -> None:
-    """Raises TunerError for a file that cannot be written, before anything is measured."""
-    folder = Path(path).absolute().parent
-    if not folder.is_dir():
-        raise TunerError(f"cannot write {path}: there is no directory {folder}")
-    if Path(path).is_dir() or not os.access(folder, os.W_OK):
-        raise TunerError(f"cannot write {path}: {'it is a directory' if Path(path).is_dir() else 'permission denied'}")
-
-
-def write_text(path: str, text: str) -> None:
-    """Writes a file whole or not at all."""
-    target = Path(path).absolute()
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(name).chmod(0o666 & ~umask)  # as any new file, while mkstemp's are for their owner only
-        Path(name).replace(target)
-    except OSError as error:
-        raise TunerError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        with suppress(FileNotFoundError):
-            Path(name).unlink()
 
 
 def _cpu(processes: int) -> tuple[str, CatalogueEntry, int]:
