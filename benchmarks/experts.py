@@ -24,12 +24,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.handover.configs import config_graph
 from paddle_rbt_plugin.plan.explain import spell_candidate, spell_seconds
 from paddle_rbt_plugin.plugins import load_plugins
 from paddle_rbt_plugin.runs import Run, read_runs
-from paddle_rbt_plugin.runs.predict import run_cluster, run_config, run_training
+from paddle_rbt_plugin.runs.predict import run_candidate, run_cluster, run_config, run_training
 from paddle_rbt_plugin.search import Evaluated, Search, SearchSpace, analyse, candidate_dict, candidates
 from paddle_rbt_plugin.search.o1 import run_o1
 
@@ -60,7 +59,7 @@ class Comparison:
     def __init__(self, run: Run, search: Search):
         self.run = run
         self.search = search
-        self.published = search.evaluate(published_candidate(run))
+        self.published = search.evaluate(run_candidate(run))
 
     @cached_property
     def best(self) -> Evaluated:
@@ -135,22 +134,6 @@ def compare(path: Path) -> Iterator[Comparison]:
     for run in read_runs(path):
         analysis = analyse(config_graph(run_config(run), run.gbs), patterns)
         yield Comparison(run, Search(analysis, run_cluster(run), run_training(run), SearchSpace()))
-
-
-def published_candidate(run: Run) -> Candidate:
-    """A run's own strategy."""
-    return Candidate(
-        pp=run.pp,
-        dp=run.dp,
-        mp=run.tp,
-        micro_batch=run.mbs,
-        accumulate_steps=run.micro_batches,
-        recompute=run.recompute,  # type: ignore[arg-type]
-        sharding_stage=int(run.sharding.removeprefix("stage")) if run.sharding != "none" else 0,
-        sequence_parallel=run.seq_parallel,
-        schedule="VPP" if run.vpp > 1 else "1F1B",
-        vpp=run.vpp,
-    )
 
 
 def _entry(e: Evaluated) -> dict[str, Any]:

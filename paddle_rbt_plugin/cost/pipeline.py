@@ -80,6 +80,11 @@ def makespan(
     return _simulate(schedule, forward, backward, rounds) + (micro_batches - rounds) * busiest
 
 
+@lru_cache(maxsize=64)
+def _orders(schedule: Schedule, stages: int, micro_batches: int, chunks: int) -> list[list[Pass]]:
+    return [stage_order(schedule, s, stages, micro_batches, chunks) for s in range(stages)]
+
+
 @lru_cache(maxsize=4096)
 def _simulate(
     schedule: Schedule,
@@ -89,7 +94,7 @@ def _simulate(
 ) -> float:
     stages, chunks = len(forward), len(forward[0])
     last = chunks * stages - 1
-    orders = [stage_order(schedule, s, stages, micro_batches, chunks) for s in range(stages)]
+    orders = _orders(schedule, stages, micro_batches, chunks)
     free, position = [0.0] * stages, [0] * stages
     # When the pass of micro batch i through virtual stage chunk * stages + stage ends, at the sender; -1 while it has not run.
     done_forward = [[-1.0] * (last + 1) for _ in range(micro_batches)]

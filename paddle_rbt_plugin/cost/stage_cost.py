@@ -75,6 +75,19 @@ class _Part:
     gradients: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Alike:
+    """What stages of the same work on the same machines share."""
+
+    segments: list[SegmentCost]
+    forward: tuple[PassCost, ...]
+    recompute: tuple[PassCost, ...]
+    backward: tuple[PassCost, ...]
+    parts: list[_Part]
+    gradient_sync: float
+    update: float
+
+
 class StageCosting:
     """Costs the stages of one candidate. ``layers`` says where layers differ from the candidate (level o2)."""
 
@@ -102,35 +115,53 @@ class StageCosting:
         chunk_layers = tuple(last - first + 1 for first, last in chunks)
         of_layer = [s.completion for s in self.strategies] if layers else None
         self.sends = shared.sends(completion, candidate, chunk_layers, of_layer)
+        self._known: dict[tuple[object, ...], _Alike] = {}
 
     def cost(self, stage: Stage) -> StageCost:
         """The cost of a stage on the ranks that it runs on."""
+        device, machine = self.shared.machine(self.completion.mesh, stage.index * self.ranks)
+        work = tuple(tuple(id(self._work(i)) for i in chunk) for chunk in stage.chunks)
+        meshes = tuple(id(self._strategy(i)) for i in stage.segments) if len(set(map(id, self.strategies))) > 1 else ()
+        key = (id(machine), work, meshes, tuple(v.name for v in stage.shared))
+        if key not in self._known:
+            self._known[key] = self._alike(stage)
+        alike = self._known[key]
+        return StageCost(
+            stage=stage,
+            device=device,
+            forward=alike.forward,
+            recompute=alike.recompute,
+            backward=alike.backward,
+            send_ahead=self.sends.ahead[stage.index :: self.stages],
+            send_back=self.sends.back[stage.index :: self.stages],
+            parameters=sum(p.parameters for p in alike.parts),
+            gradient_sync=alike.gradient_sync,
+            update=alike.update,
+            memory=self._memory(stage, alike.segments, alike.parts),
+        )
+
+    def _alike(self, stage: Stage) -> _Alike:
+        """What a stage costs wherever it lies in the pipeline."""
         first = stage.index * self.ranks
         chunks = [[self._segment(i, first) for i in chunk] for chunk in stage.chunks]
         moves = [self._moves(chunk, first) for chunk in stage.chunks]
-        forward = tuple(
-            sum((s.forward for s in chunk), PassCost(communication=ahead))
-            for chunk, (ahead, _) in zip(chunks, moves, strict=True)
-        )
         backward = tuple(
             sum((s.backward for s in chunk), PassCost(communication=back))
             for chunk, (_, back) in zip(chunks, moves, strict=True)
         )
-        device, _ = self.shared.machine(self.completion.mesh, first)
         parts = self._parts(stage)
         seconds = sum(p.seconds(self.c) for p in backward)
-        return StageCost(
-            stage=stage,
-            device=device,
-            forward=forward,
+        return _Alike(
+            segments=[s for chunk in chunks for s in chunk],
+            forward=tuple(
+                sum((s.forward for s in chunk), PassCost(communication=ahead))
+                for chunk, (ahead, _) in zip(chunks, moves, strict=True)
+            ),
             recompute=tuple(sum((s.recompute for s in chunk), PassCost()) for chunk in chunks),
             backward=backward,
-            send_ahead=self.sends.ahead[stage.index :: self.stages],
-            send_back=self.sends.back[stage.index :: self.stages],
-            parameters=sum(p.parameters for p in parts),
+            parts=parts,
             gradient_sync=sum(self._sync_seconds(p, first, seconds) for p in parts) if self.train else 0.0,
             update=sum(self._update_seconds(p, first) for p in parts) if self.train else 0.0,
-            memory=self._memory(stage, [s for chunk in chunks for s in chunk], parts),
         )
 
     def _strategy(self, index: int) -> LayerStrategy:

@@ -68,21 +68,9 @@ class Predictor:
         if reason:
             raise TunerError(reason)
         completion = analysis.complete(mesh)
-        candidate = Candidate(
-            pp=run.pp,
-            dp=run.dp * run.cp,
-            mp=run.tp,
-            micro_batch=run.mbs if run.cp == 1 else run.mbs / run.cp,  # type: ignore[arg-type]  # part of a sample
-            accumulate_steps=run.micro_batches,
-            recompute=run.recompute,  # type: ignore[arg-type]
-            sharding_stage=int(run.sharding.removeprefix("stage")) if run.sharding != "none" else 0,
-            sequence_parallel=run.seq_parallel,
-            schedule="VPP" if run.vpp > 1 else "1F1B",
-            vpp=run.vpp,
-        )
         return estimate(
             completion,
-            candidate,
+            run_candidate(run),
             cluster,
             run_training(run),
             memory_reserve=self.memory_reserve,
@@ -112,6 +100,22 @@ def run_config(run: Run) -> Config:
     if run.arch == "llama":
         return LlamaConfig(**shape, kv_heads=run.kv_heads)
     return GPTConfig(**shape, dropout=GPT_DROPOUT)
+
+
+def run_candidate(run: Run) -> Candidate:
+    """The strategy of a run."""
+    return Candidate(
+        pp=run.pp,
+        dp=run.dp * run.cp,
+        mp=run.tp,
+        micro_batch=run.mbs if run.cp == 1 else run.mbs / run.cp,  # type: ignore[arg-type]  # part of a sample
+        accumulate_steps=run.micro_batches,
+        recompute=run.recompute,  # type: ignore[arg-type]
+        sharding_stage=int(run.sharding.removeprefix("stage")) if run.sharding != "none" else 0,
+        sequence_parallel=run.seq_parallel,
+        schedule="VPP" if run.vpp > 1 else "1F1B",
+        vpp=run.vpp,
+    )
 
 
 def run_training(run: Run) -> Training:
