@@ -31,6 +31,11 @@ class Value:
     batch_dim: int | None = None
     kind: Literal["param", "data", "var"] = "var"
 
+    @property
+    def is_activation(self) -> bool:
+        """True for what each micro batch has of its own: no parameters, no tables shared by all layers, no input data."""
+        return self.kind == "var" and self.batch_dim is not None
+
     def local_shape(self, mesh: ProcessMesh, batch_scale: float) -> tuple[int, ...]:
         """Shape on one rank. ``batch_scale`` is the batch that all data-parallel ranks of the mesh hold together in one
         micro step, over the batch of the traced program."""

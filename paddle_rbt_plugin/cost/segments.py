@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from paddle_rbt_plugin.completion.work import Collective, CollectiveKind, Kernel, SegmentWork, Value
+from paddle_rbt_plugin.completion.work import Collective, CollectiveKind, Kernel, SegmentWork
 from paddle_rbt_plugin.cost.attention import AttentionCore, backward_cores, forward_cores
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.cost.communication import GroupNetwork, collective_seconds
@@ -92,12 +92,12 @@ def segment_cost(
     forward = _pass_cost(ahead, sizes, machine, fused[0])
     backward = _pass_cost(back, sizes, machine, fused[1], is_backward=True, overlap=training.overlap_mp)
     inner = frozenset(name for core in (*cores[0], *cores[1]) for name in core.inner)
-    kept = [v for v in work.saved if _belongs_to_micro_batch(v) and v.name not in inner]
+    kept = [v for v in work.saved if v.is_activation and v.name not in inner]
     alone = [*_outside(work.forward, fused[0]), *_outside(work.backward, fused[1])]
     again, revived = PassCost(), 0.0
     if recompute == "full" and is_block:
         again, revived = forward, sum(map(sizes.stored, kept))
-        kept = [v for v in work.inputs if _belongs_to_micro_batch(v)]
+        kept = [v for v in work.inputs if v.is_activation]
     elif recompute == "selective" and not fused_attention:
         again = _pass_cost([ahead[i] for core in cores[0] for i in sorted(core.ops)], sizes, machine)
         revived = sum(sizes.stored(v) for v in work.saved if v.name in inner)
@@ -179,11 +179,6 @@ def _outside(kernels: Sequence[Kernel], fused: Iterable[AttentionCore]) -> list[
     """The kernels that are not part of a fused attention."""
     inside = {i for core in fused for i in core.ops}
     return [kernel for i, kernel in enumerate(kernels) if i not in inside]
-
-
-def _belongs_to_micro_batch(value: Value) -> bool:
-    """True for what each micro batch has of its own: no parameters, no tables shared by all layers, no input data."""
-    return value.kind == "var" and value.batch_dim is not None
 
 
 def _temporary(kernel: Kernel, sizes: Sizes, elsewhere: Collection[str]) -> float:

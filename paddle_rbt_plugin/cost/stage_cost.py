@@ -253,4 +253,4 @@ class StageCosting:
 
 def boundary_bytes(work: SegmentWork, sizes: Sizes) -> float:
     """Bytes of the hidden state that a segment hands on, per rank, the sequence unsplit."""
-    return sum(sizes.nbytes(v) for v in work.outputs if v.kind == "var" and v.batch_dim is not None)
+    return sum(sizes.nbytes(v) for v in work.outputs if v.is_activation)

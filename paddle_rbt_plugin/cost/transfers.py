@@ -66,17 +66,11 @@ def chunk_sends(
     ahead, back, received = [0.0] * len(chunk_layers), [0.0] * len(chunk_layers), [0.0] * stages
     for t in transfers(completion, [chunk % stages for chunk in chunk_of]):
         value, layer = t.crossing.value, t.crossing.layer
-        hidden = is_hidden_state(value)
-        if only_hidden and not hidden:
+        if only_hidden and not value.is_activation:
             continue
         ahead[chunk_of[layer]] += seconds(value, layer, t.source, t.target)
         if t.crossing.has_gradient:
             back[chunk_of[t.reader]] += seconds(value, layer, t.target, t.source)
-        if not hidden:
+        if not value.is_activation:
             received[t.target] += nbytes(value, layer)
     return Sends(tuple(ahead), tuple(back), tuple(received))
-
-
-def is_hidden_state(value: Value) -> bool:
-    """True for an intermediate value that grows with the batch."""
-    return value.kind == "var" and value.batch_dim is not None
