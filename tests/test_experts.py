@@ -8,9 +8,11 @@ from functools import cache
 import paddle
 import pytest
 from launching import launch
+from paddle.nn import functional as F
 from zoo import ZOO, graph
+from zoo.llama import Llama
 from zoo.mixtral import EXPERTS, Experts
-from zoo.parts import HIDDEN, linear
+from zoo.parts import HIDDEN, GatedFeedForward, linear
 
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.cluster import ProcessMesh, parse_cluster
@@ -125,8 +127,7 @@ def test_the_handed_over_program_communicates_as_predicted(name, mesh):
     found = analyse(trace.graph, load_plugins().patterns)
     program = trace.program.clone()
     annotate(program, mesh, {t.name: found.placement(t, mesh) for t in trace.graph.tensors if t.kind != "var"})
-    gradients = partition(program)
-    assert not compare(predicted(found.graph, found.complete(mesh)), handed_over(program, gradients, mesh))
+    assert not compare(predicted(found.graph, found.complete(mesh)), handed_over(partition(program), mesh))
 
 
 @pytest.mark.parametrize("cluster", ["1x4:A100-80G", "2x4:V100-32G"])
@@ -140,6 +141,28 @@ def test_bounds_hold_for_divided_experts(cluster):
         exact = search.evaluate(candidate).estimate
         assert bound.step_time_s <= exact.step_time_s * (1 + 1e-9)
         assert bound.peak_memory_bytes == pytest.approx(exact.peak_memory_bytes)
+
+
+class ListedExperts(paddle.nn.Layer):
+    """Experts that are Layers of their own, each of which sees every token."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = linear(HIDDEN, EXPERTS, bias=False)
+        self.each = paddle.nn.LayerList([GatedFeedForward(F.silu) for _ in range(EXPERTS)])
+
+    def forward(self, x):
+        scores = F.softmax(self.router(x))
+        best, _ = paddle.topk(scores, 2, axis=-1)
+        kept = paddle.where(scores >= best[..., -1:], scores, paddle.zeros_like(scores))
+        return sum(kept[..., i : i + 1] * expert(x) for i, expert in enumerate(self.each))
+
+
+def test_experts_that_are_layers_of_their_own_are_recommended_to_be_stacked():
+    model = Llama(ffn=ListedExperts)
+    plan = rbt.tune(model, input_spec=ZOO["Mixtral"].spec, cluster="1x2:A100-80G", search_space={"mp": 2})
+    assert any(f"the {EXPERTS} experts of a layer have weights of their own" in note for note in plan.notes)
+    assert not any("experts" in note for note in tuned("Mixtral", dp=4).notes)
 
 
 def test_layers_of_their_own_may_divide_experts_differently():

@@ -62,6 +62,7 @@ def make_plan(
             *result.notes,
             *not_applied(result),
             *_rewrites(analysis, result),
+            *_separate_experts(analysis),
             *_without_rule(analysis),
             *(f"pattern {name}: its search was cut short, matches may be missing" for name in analysis.matches.incomplete),
             *(f"pattern {name}: left out, it raised {error}" for name, error in analysis.matches.failed.items()),
@@ -175,6 +176,23 @@ def _unmatched(analysis: Analysis) -> tuple[str, ...]:
         name = t.structured_name or t.name
         lines.append(f"{name} {list(t.shape)}, read by {', '.join(readers) or 'nothing'}")
     return tuple(lines)
+
+
+def _separate_experts(analysis: Analysis) -> tuple[str, ...]:
+    """What to do about experts that are Layers of their own, which sharding tensors cannot place: sharded networks of one kind
+    that a layer with a choice of the best (``topk``) holds several of."""
+    layer_of = analysis.layers.layer_of()
+    routed = {layer_of[op.index] for op in analysis.graph if op.type == "topk"}
+    sharded = (m for m in analysis.matches.matches if any("mp" in spec for spec in m.specs.values()))
+    most = max(
+        (n for (layer, _), n in Counter((layer_of[m.ops[0]], m.pattern) for m in sharded).items() if layer in routed), default=0
+    )
+    if most < 2:
+        return ()
+    return (
+        f"recommended, not applied: expert parallelism: the {most} experts of a layer have weights of their own; stacked, "
+        "[experts, in, out], they can be divided over the ranks of dp (ep)",
+    )
 
 
 def _rewrites(analysis: Analysis, result: SearchResult) -> tuple[str, ...]:
