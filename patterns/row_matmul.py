@@ -17,6 +17,7 @@ class RowMatmul(Pattern):
     def build(self, g: Builder) -> None:
         context = attention_core(g, g.tensor(), g.tensor(), g.tensor())
         merged = g.op({"reshape", "flatten"}, g.chain({"transpose", "cast"}, context, at_most=2))
+        merged = g.chain({"reshape"}, merged, at_most=1)  # some models shape it anew to be sure
         g.linear(merged, g.param("weight", ndim=2), g.param("bias", ndim=1))
 
     shard = {

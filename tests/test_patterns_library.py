@@ -94,6 +94,17 @@ def test_where_query_key_and_value_run_slowest_only_the_weight_is_claimed(layout
     assert claimed == {"x", "weight", "bias"}
 
 
+def test_heads_merged_twice_over_are_merged():
+    """As GLM-OCR does it: a reshape in the attention function, and one behind it."""
+
+    class Reshaped(FusedAttention):
+        def forward(self, x):
+            merged = merge_heads(core(*self.cut(self.qkv(x * 2.0))))
+            return paddle.mean(self.out(paddle.reshape(merged, [4, 16, -1])))
+
+    assert counts(analysed(Reshaped(HEADS_OUTSIDE["[heads, 3, d]"])))["row_matmul"] == 1
+
+
 def test_shared_keys_and_values_decide_which_degrees_are_legal():
     found = analyse(graph("LLaMA-3"), plugins().patterns)
     assert not found.indivisible({"mp": 4})
