@@ -22,11 +22,12 @@ from paddle_rbt_plugin.calibrate import DeviceFit, LinkFit, fit, measure
 from paddle_rbt_plugin.calibrate.fit import STREAMING, solve
 from paddle_rbt_plugin.calibrate.profile import device_profile, profile_text
 from paddle_rbt_plugin.cli.main import cli
-from paddle_rbt_plugin.cluster import Cluster, parse_cluster
-from paddle_rbt_plugin.cost import DEFAULT
+from paddle_rbt_plugin.cluster import Cluster, ProcessMesh, parse_cluster
+from paddle_rbt_plugin.cost import DEFAULT, Training
 from paddle_rbt_plugin.cost.communication import collective_seconds, group_network
 from paddle_rbt_plugin.cost.compute import ComputeDevice, Product
 from paddle_rbt_plugin.cost.constants import constants_on
+from paddle_rbt_plugin.cost.shared import SharedCosts
 from paddle_rbt_plugin.errors import TunerError
 
 DEVICE = DeviceFit(
@@ -120,7 +121,7 @@ def test_a_kind_that_could_not_be_measured_is_an_error_with_the_reason(kind: str
 
 def test_the_cost_model_computes_with_what_was_measured() -> None:
     cluster = parse_cluster(device_profile(DEVICE, 4, gpus=False))
-    c = constants_on(cluster)
+    c = constants_on(cluster.groups)
     device = cluster.device_of(0)
     product = Product(1, 512, 512, 512).seconds(ComputeDevice(device.flops("fp32"), device.memory_bandwidth), c)
     net = group_network(cluster, (0, 1, 2, 3))
@@ -143,7 +144,7 @@ def test_a_profile_is_a_cluster_file(tmp_path: Path) -> None:
 
 
 def test_a_cpu_computes_while_it_launches() -> None:
-    c = constants_on(parse_cluster(device_profile(DEVICE, 2, gpus=False)))
+    c = constants_on(parse_cluster(device_profile(DEVICE, 2, gpus=False)).groups)
     assert (c.host_launch_s, c.kernel_gap_s) == (0.0, DEVICE.program_launch_s)
 
 
@@ -152,7 +153,7 @@ def test_one_device_alone_keeps_the_links_of_the_usual_machine() -> None:
     profile = device_profile(alone, 1, gpus=False)
     usual = parse_cluster("1x1:CPU").groups[0]
     assert profile["intra_link"] == usual.intra_link.to_dict()
-    assert constants_on(parse_cluster(profile)).collective_passes == DEFAULT.collective_passes
+    assert constants_on(parse_cluster(profile).groups).collective_passes == DEFAULT.collective_passes
     assert "Not measured: intra_link and nic" in profile_text(profile, alone)
 
 
@@ -176,10 +177,10 @@ def test_a_wrong_figure_of_the_software_is_named(software: dict[str, Any], messa
 
 def test_software_replaces_the_constants_it_states_and_no_others() -> None:
     cluster = {"machines": 1, "devices_per_machine": 8, "device": "A100-80G", "software": {"host_launch_s": "20 us"}}
-    c = constants_on(parse_cluster(cluster))
+    c = constants_on(parse_cluster(cluster).groups)
     assert c.host_launch_s == 20e-6
     assert {**vars(c), "host_launch_s": 0} == {**vars(DEFAULT), "host_launch_s": 0}
-    assert constants_on(parse_cluster("1x8:A100-80G")) == DEFAULT
+    assert constants_on(parse_cluster("1x8:A100-80G").groups) == DEFAULT
 
 
 def test_of_different_machines_the_slowest_counts() -> None:
@@ -187,8 +188,16 @@ def test_of_different_machines_the_slowest_counts() -> None:
         {"machines": 1, "devices_per_machine": 8, "device": "A100-80G", "software": {"memory_peak": 0.9, "kernel_gap_s": 1e-6}},
         {"machines": 1, "devices_per_machine": 8, "device": "V100-32G"},
     ]
-    c = constants_on(parse_cluster({"groups": groups}))
+    c = constants_on(parse_cluster({"groups": groups}).groups)
     assert (c.memory_peak, c.kernel_gap_s) == (DEFAULT.memory_peak, DEFAULT.kernel_gap_s)
+
+
+def test_each_stage_is_costed_by_the_software_of_its_own_machines() -> None:
+    cluster = parse_cluster("1x8:A100-80G+1x8:H100")
+    stage, shared = ProcessMesh(("dp",), (8,), tuple(range(8))), SharedCosts(cluster, Training(8, "bf16"))
+    a100, h100 = (shared.machine(stage, first)[1].constants for first in (0, 8))
+    assert (a100.matmul_peak, h100.matmul_peak) == (DEFAULT.matmul_peak, shared.constants.matmul_peak)
+    assert h100.matmul_peak < a100.matmul_peak
 
 
 # --- the file

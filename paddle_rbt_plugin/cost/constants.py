@@ -20,9 +20,10 @@ need about equally long: such runs take up to a quarter longer than the longer o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from paddle_rbt_plugin.cluster import Cluster
+from paddle_rbt_plugin.cluster import MachineGroup
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,10 @@ DEFAULT = Constants()
 _MORE_IS_FASTER = {"matmul_peak", "fused_attention_peak", "memory_peak", "update_peak", "inter_bandwidth"}
 
 
-def constants_on(cluster: Cluster, constants: Constants = DEFAULT) -> Constants:
-    """The constants with what the devices of a cluster say of their software in place of them; where its groups of machines
+def constants_on(groups: Sequence[MachineGroup], constants: Constants = DEFAULT) -> Constants:
+    """The constants with what the devices of groups of machines say of their software in place of them; where the groups
     differ, the slowest of all."""
-    stated = [dict(group.device.software) for group in cluster.groups]
+    stated = [dict(group.device.software) for group in groups]
     names = {name for software in stated for name in software}
     return replace(
         constants,

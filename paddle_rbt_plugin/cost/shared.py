@@ -27,7 +27,8 @@ class SharedCosts:
     def __init__(self, cluster: Cluster, training: Training, constants: Constants = DEFAULT):
         self.cluster = cluster
         self.training = training
-        self.constants = constants_on(cluster, constants)
+        self.constants = constants_on(cluster.groups, constants)
+        self._stated = constants
         self._works: dict[int, SegmentWork] = {}
         self._axes: dict[int, tuple[frozenset[str], bool]] = {}
         self._flop: dict[int, float] = {}
@@ -49,12 +50,13 @@ class SharedCosts:
             bandwidth = min(g.device.memory_bandwidth for g in groups)
             device = replace(device, memory=min(g.device.memory for g in groups), memory_bandwidth=bandwidth)
             compute = ComputeDevice(device.flops(precision), bandwidth)
-            self._machines[key] = device, Machine(compute, networks(mesh, first, self.cluster), self.constants)
+            constants = constants_on(groups, self._stated)
+            self._machines[key] = device, Machine(compute, networks(mesh, first, self.cluster), constants)
         return self._machines[key]
 
     def on(self, cluster: Cluster) -> SharedCosts:
         """Costs for another order of the cluster's groups, which know what these know of segments."""
-        other = SharedCosts(cluster, self.training, self.constants)
+        other = SharedCosts(cluster, self.training, self._stated)
         other._works, other._axes, other._flop = self._works, self._axes, self._flop
         other._sizes, other._segments = self._sizes, self._segments
         return other
@@ -153,7 +155,7 @@ class SharedCosts:
         used = tuple(net for axis, net in machine.networks.items() if axis in axes)
         # Full recomputation is of blocks only.
         recompute = candidate.recompute if is_block or candidate.recompute == "selective" else "none"
-        key = (id(work), id(sizes), is_block, recompute, machine.device, used)
+        key = (id(work), id(sizes), is_block, recompute, machine.device, machine.constants, used)
         if key not in self._segments:
             self._segments[key] = segment_cost(work, sizes, machine, candidate, self.training, is_block)
         return self._segments[key]
