@@ -1,5 +1,6 @@
 """Completion: placements of all tensors from those of a few, and the collectives that follow from them."""
 
+from paddle_rbt_plugin.completion.by_batch import complete_by_batch, data_parallel, find_batch_dims, ops_without_rule
 from paddle_rbt_plugin.completion.oracle import Oracle
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.completion.propagate import (
@@ -7,11 +8,7 @@ from paddle_rbt_plugin.completion.propagate import (
     Apart,
     Memo,
     complete,
-    complete_by_batch,
-    data_parallel,
-    find_batch_dims,
     make_oracle,
-    ops_without_rule,
     reads_apart,
 )
 from paddle_rbt_plugin.completion.work import Collective, Completion, Crossing, Kernel, SegmentWork, Value
