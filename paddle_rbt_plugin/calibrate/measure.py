@@ -138,7 +138,7 @@ def _together(run: Work) -> float:
     run()
     batch = max(1, min(50, int(0.1 * WINDOW_S / (_now() - started))))  # so that waiting for the device weighs little
 
-    dist.barrier()
+    _begin()
     started, count = _now(), 0
     while (elapsed := _now() - started) < WINDOW_S:
         for _ in range(batch):
@@ -153,11 +153,17 @@ def _in_step(run: Work) -> float:
     started = _now()
     run()
     repeats = max(2, min(200, int(WINDOW_S / _agreed(_now() - started))))
-    dist.barrier()
+    _begin()
     started = _now()
     for _ in range(repeats):
         run()
     return _agreed((_now() - started) / repeats)
+
+
+def _begin() -> None:
+    """Waits for the other processes."""
+    if dist.get_world_size() > 1:
+        dist.barrier()
 
 
 def _now() -> float:
@@ -316,6 +322,8 @@ LAUNCHES = {"program": _program_op, "eager": _eager_op, "queued": _queued_op}
 def _groups() -> dict[int, Any]:
     """This process's group by its size: all processes, and the pair it belongs to."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
+    if ranks == 1:
+        return {}
     groups = {ranks: dist.get_group()}
     if ranks % 2 == 0 and ranks > 2:
         pairs = [dist.new_group([first, first + 1]) for first in range(0, ranks, 2)]
