@@ -10,7 +10,7 @@ import importlib.util
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -61,16 +61,16 @@ def _argument(declaration: str) -> Argument:
 
 
 @lru_cache(maxsize=1)
-def _signatures() -> dict[str, tuple[Argument, ...]]:
+def _declarations() -> dict[str, str]:
+    """The text between the brackets of each function."""
     spec = importlib.util.find_spec("paddle")
     if spec is None or spec.origin is None:
         raise UnsupportedProgram("PaddlePaddle is not installed: pip install 'paddle-rbt-plugin[cpu]' or '[gpu]'")
     header = Path(spec.origin).parent / "include/paddle/phi/api/include/api.h"
-    signatures: dict[str, tuple[Argument, ...]] = {}
+    declarations: dict[str, str] = {}
     for match in _FUNCTION.finditer(header.read_text(encoding="utf-8")):
-        arguments = (_argument(a) for a in _split_top_level(match.group(2)))
-        signatures.setdefault(match.group(1), tuple(a for a in arguments if a.name not in _OUTPUT_ARGUMENTS))
-    return signatures
+        declarations.setdefault(match.group(1), match.group(2))
+    return declarations
 
 
 @lru_cache(maxsize=1)
@@ -79,9 +79,13 @@ def known_ops() -> frozenset[str]:
     import paddle
 
     functions = (name for name in dir(paddle._C_ops) if not name.startswith("_"))
-    return frozenset(name.removesuffix("_") for name in (*_signatures(), *functions))
+    return frozenset(name.removesuffix("_") for name in (*_declarations(), *functions))
 
 
+@cache
 def signature(op: str) -> tuple[Argument, ...] | None:
     """Arguments of ``paddle._C_ops.<op>`` in order; None for an op that the installed Paddle does not list."""
-    return _signatures().get(op)
+    if op not in _declarations():
+        return None
+    arguments = map(_argument, _split_top_level(_declarations()[op]))
+    return tuple(a for a in arguments if a.name not in _OUTPUT_ARGUMENTS)

@@ -97,9 +97,10 @@ def load_plugins(blocked: Iterable[str] = ()) -> Plugins:
     by_variable = [name.strip() for name in os.environ.get(BLOCK_VARIABLE, "").split(",") if name.strip()]
     reasons = dict.fromkeys(by_variable, f"blocked by {BLOCK_VARIABLE}") | dict.fromkeys(by_argument, "blocked by name")
     loader = _Loader(reasons)
-    loader.register_all(_BUILT_IN, _origin(_BUILT_IN))
-    for point in sorted(set(entry_points(group=markers.PROJECT)), key=_order):
-        loader.load(point)
+    loader.register_all(_BUILT_IN, _built_in_origin())
+    found = _with_origins(set(entry_points(group=markers.PROJECT)))
+    for point, origin in sorted(found, key=lambda pair: _order(*pair)):
+        loader.load(point, origin)
     loader.check_names(by_argument, by_variable)
     for row in loader.rows:
         if row.state == "broken":
@@ -124,8 +125,7 @@ class _Loader:
         patterns = tuple(found["pattern"].values())
         return Plugins(patterns, found["device"], found["cost_model"], found["op_name"], tuple(self.rows))
 
-    def load(self, point: EntryPoint) -> None:
-        origin = _origin(point)
+    def load(self, point: EntryPoint, origin: Origin) -> None:
         self.names |= {point.name, origin.distribution}
         reason = self.blocked.get(_normal(point.name)) or self.blocked.get(_normal(origin.distribution))
         if reason:
@@ -198,25 +198,37 @@ def _registered(point: EntryPoint) -> list[tuple[Kind, tuple[Any, ...], dict[str
     return found
 
 
-def _origin(point: EntryPoint) -> Origin:
-    source = f"{point.name} = {point.value}"
-    if point is _BUILT_IN:
-        try:
-            return Origin(_OWN, version(_OWN), source)
-        except PackageNotFoundError:  # imported from a directory that is no installation
-            return Origin(_OWN, "", source)
-    if point.dist is None:
-        return Origin("unknown", "", source)
-    return Origin(point.dist.name or "unknown", point.dist.version or "", source)
+def _with_origins(points: Iterable[EntryPoint]) -> list[tuple[EntryPoint, Origin]]:
+    """Each entry point and where it is from. Metadata is parsed at each look, so here once for all points of a distribution."""
+    named: dict[Any, tuple[str, str]] = {None: ("unknown", "")}
+    found = []
+    for point in points:
+        dist = point.dist
+        if dist is not None and dist not in named:
+            metadata = dist.metadata
+            named[dist] = metadata["Name"] or "unknown", metadata["Version"] or ""
+        found.append((point, Origin(*named[dist], _source(point))))
+    return found
+
+
+def _built_in_origin() -> Origin:
+    try:
+        return Origin(_OWN, version(_OWN), _source(_BUILT_IN))
+    except PackageNotFoundError:  # imported from a directory that is no installation
+        return Origin(_OWN, "", _source(_BUILT_IN))
+
+
+def _source(point: EntryPoint) -> str:
+    return f"{point.name} = {point.value}"
 
 
 def _word(kind: Kind) -> str:
     return kind.replace("_", " ")
 
 
-def _order(point: EntryPoint) -> tuple[bool, str, str, str]:
+def _order(point: EntryPoint, origin: Origin) -> tuple[bool, str, str, str]:
     """This package first, so that no other can take a built-in pattern's name."""
-    distribution = _normal(_origin(point).distribution)
+    distribution = _normal(origin.distribution)
     return distribution != _OWN, distribution, point.name, point.value
 
 
