@@ -352,8 +352,9 @@ def test_a_model_that_nothing_matches_is_planned_with_a_warning(model):
 def test_ctrl_c_leaves_nothing_half_written(tmp_path):
     path = tmp_path / "plan.json"
     arguments = ["plan", "gpt3-175b", "--cluster", "128x8:A100-80G", "--global-batch", "1536", "--save", str(path)]
-    process = subprocess.Popen([sys.executable, "-m", "paddle_rbt_plugin", *arguments], stdout=-1, stderr=-1, text=True)
-    time.sleep(3.5)  # Paddle is imported by now, and the search needs longer
+    program = "from paddle_rbt_cli import main; main()"  # as the installed command starts: Paddle is imported inside it
+    process = subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=-1, stderr=-1, text=True)
+    time.sleep(3.5)  # importing Paddle or searching, and the search needs longer
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
