@@ -8,6 +8,7 @@ import pytest
 from searching import gpt_analysis
 
 from paddle_rbt_plugin.cluster import ProcessMesh
+from paddle_rbt_plugin.completion import make_oracle
 from paddle_rbt_plugin.handover.configs import config_graph
 from paddle_rbt_plugin.models import GPTConfig, LlamaConfig
 from paddle_rbt_plugin.plugins import load_plugins
@@ -56,3 +57,12 @@ def test_meshes_that_differ_in_degrees_share_one_completion() -> None:
     analysis = replace(gpt_analysis(2, 24), _completions={})
     works = {id(analysis.complete(mesh_of(dp=dp, mp=mp)).work) for dp in (2, 3, 6) for mp in (2, 4, 8)}
     assert len(works) == 2  # dp is divided by 2, or by 3 only
+
+
+@pytest.mark.parametrize("model", list(MODELS))
+def test_one_device_is_completed_by_the_answers_for_two_as_by_its_own(model) -> None:
+    analysis = analyse(config_graph(MODELS[model], 24), load_plugins(()).patterns)
+    asked_itself = replace(analysis, _completions={}, _memos={}, _oracles={})
+    one = mesh_of()
+    asked_itself._oracles[("dp",), (2,)] = make_oracle(one)
+    assert described(analysis.complete(one)) == described(asked_itself.complete(one))

@@ -7,18 +7,19 @@ from collections.abc import Sequence
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.placement import Placement
-from paddle_rbt_plugin.completion.propagate import complete
+from paddle_rbt_plugin.completion.propagate import AnyOracle, complete, make_oracle
 from paddle_rbt_plugin.completion.work import Completion
 from paddle_rbt_plugin.graph import Graph
 from paddle_rbt_plugin.layers.layers import Layers
 
 
-def complete_by_batch(graph: Graph, layers: Layers, batch: int) -> Completion:
-    """The forward pass on a small data-parallel mesh, which shows what Paddle does with the batch."""
+def complete_by_batch(graph: Graph, layers: Layers, batch: int) -> tuple[Completion, AnyOracle]:
+    """The forward pass on a small data-parallel mesh, which shows what Paddle does with the batch, and whom it asked."""
     factor = next((p for p in range(2, batch + 1) if batch % p == 0), 1)
     mesh = ProcessMesh(("dp",), (factor,), tuple(range(factor)))
     leaves = {t.index: data_parallel(t.shape, batch) for t in graph.data}
-    return complete(graph, layers, mesh, leaves, batch, train=False)
+    oracle = make_oracle(mesh)
+    return complete(graph, layers, mesh, leaves, batch, oracle=oracle, train=False), oracle
 
 
 def ops_without_rule(graph: Graph, by_batch: Completion) -> Counter[str]:

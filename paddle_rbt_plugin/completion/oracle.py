@@ -177,6 +177,9 @@ def building_pir() -> Iterator[None]:
     """Ops built inside go to PIR programs, whatever mode the process is in; every mode is put back afterwards."""
     import paddle
 
+    if paddle.framework.in_pir_mode():
+        yield
+        return
     was_dynamic = paddle.in_dynamic_mode()
     paddle.enable_static()
     try:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from paddle_rbt_plugin.errors import UnsupportedProgram
-from paddle_rbt_plugin.graph.api import signature
+from paddle_rbt_plugin.graph.api import ArgumentKind, signature
 from paddle_rbt_plugin.graph.graph import Graph, Op, Tensor, TensorKind
 
 # Containers of the IR: they carry lists of values and compute nothing.
@@ -33,7 +35,11 @@ def dtype_name(dtype: Any) -> str:
 
 def plain_attrs(op: Any) -> dict[str, Any]:
     """The attributes of a PIR op as plain, comparable values; bookkeeping left out."""
-    return {k: _plain(v) for k, v in op.attrs().items() if k not in _BOOKKEEPING}
+    return _plain_values(op.attrs())
+
+
+def _plain_values(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _plain(v) for k, v in attrs.items() if k not in _BOOKKEEPING}
 
 
 def _plain(value: Any) -> Any:
@@ -122,9 +128,10 @@ class Reader:
         number = self.counts.get(type_, 0)
         self.counts[type_] = number + 1
         name = f"{type_}_{number}"
-        attrs = plain_attrs(op)
+        stored = op.attrs()  # a copy with the stack of the caller, which takes its time
+        attrs = _plain_values(stored)
         inputs: dict[str, tuple[int, ...]] = {}
-        kinds = {a.name: a.kind for a in signature(op.name().split(".", 1)[1]) or ()}
+        kinds = _kinds(op.name())
         for slot, value in zip(op.get_input_names(), op.operands_source(), strict=True):
             if not is_present(value):
                 inputs[slot] = ()
@@ -139,7 +146,7 @@ class Reader:
             for slot, value in zip(op.get_output_names(), op.results(), strict=True)
             if slot != "xshape"  # where 2.6 keeps a shape for the backward pass
         }
-        scope = op.attrs().get("struct_name", "")
+        scope = stored.get("struct_name", "")
         self.ops.append(Op(len(self.ops), name, type_, inputs, outputs, attrs, scope, source))
 
     def _results(self, op: str, slot: str, value: Any) -> tuple[int, ...]:
@@ -199,6 +206,12 @@ def is_list(value: Any) -> bool:
     return value.is_combine() if hasattr(value, "is_combine") else str(value.type()).startswith("vec")  # Paddle 2.6 lacks it
 
 
+@cache
+def _kinds(op: str) -> Mapping[str, ArgumentKind]:
+    """The kind of each argument of an op, by its name."""
+    return MappingProxyType({a.name: a.kind for a in signature(op.split(".", 1)[1]) or ()})
+
+
 def _users(ops: list[Any]) -> dict[int, list[tuple[Any, str | None]]]:
     """Per value, by its id, the ops that read it and the kind of argument it is for each; None for a container."""
     users: dict[int, list[tuple[Any, str | None]]] = {}
@@ -208,7 +221,7 @@ def _users(ops: list[Any]) -> dict[int, list[tuple[Any, str | None]]]:
         if name.startswith("builtin."):
             kinds: list[str | None] = [None] * len(operands)
         else:
-            arguments = {a.name: a.kind for a in signature(name.split(".", 1)[1]) or ()}
+            arguments = _kinds(name)
             kinds = [arguments.get(slot, "tensor") for slot in op.get_input_names()]
         for value, kind in zip(operands, kinds, strict=True):
             if is_present(value):

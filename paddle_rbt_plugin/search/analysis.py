@@ -121,13 +121,22 @@ class Analysis:
         key = (mesh.axes, mesh.shape, mesh.experts, apart)
         if key not in self._completions:
             mesh = replace(mesh, ranks=tuple(range(prod(mesh.shape))))
-            oracle = self._oracles.setdefault(key[:2], make_oracle(mesh))
+            oracle = self._oracle(mesh)
             memo = self._memos.setdefault(key[:2], Memo())
             leaves = {t.index: self.placement(t, mesh) for t in self.graph.tensors if t.kind != "var"}
             self._completions[key] = complete(
                 self.graph, self.layers, mesh, leaves, self.batch, self.batch_dims, oracle, self.train, self.forms, apart, memo
             )
         return self._completions[key]
+
+    def _oracle(self, mesh: ProcessMesh) -> AnyOracle:
+        """Whom to ask about a mesh: of one device, which divides nothing, what is known of two, where two divide the batch."""
+        if mesh.shape == (1,) and self.batch % 2 == 0:
+            mesh = ProcessMesh(mesh.axes, (2,), (0, 1))
+        key = (mesh.axes, mesh.shape)
+        if key not in self._oracles:
+            self._oracles[key] = make_oracle(mesh)
+        return self._oracles[key]
 
     def _divides(self, completion: Completion, mesh: ProcessMesh) -> bool:
         """Whether the degrees of a mesh, dp aside, divide what the completion shards along them."""
@@ -196,10 +205,20 @@ def analyse(
     matches = match_all(graph, patterns, layers)
     if batch is None:
         batch = _find_batch(graph)
-    by_batch = complete_by_batch(graph, layers, batch)
-    without_rule = ops_without_rule(graph, by_batch)
-    batch_dims = find_batch_dims(graph, by_batch)
-    return Analysis(graph, layers, matches, batch, batch_dims, train, signature, rewritten, forms, without_rule)
+    by_batch, oracle = complete_by_batch(graph, layers, batch)
+    return Analysis(
+        graph,
+        layers,
+        matches,
+        batch,
+        find_batch_dims(graph, by_batch),
+        train,
+        signature,
+        rewritten,
+        forms,
+        ops_without_rule(graph, by_batch),
+        {(oracle.mesh.axes, oracle.mesh.shape): oracle},
+    )
 
 
 def _find_batch(graph: Graph) -> int:
