@@ -191,12 +191,20 @@ def building_pir() -> Iterator[None]:
 
 
 class _Inputs:
-    """A scratch program with the inputs made in it so far, which questions share."""
+    """A scratch program with the inputs and the ops made in it so far, which questions share."""
 
     def __init__(self, program: Any, mesh: Any):
         self.program = program
         self.mesh = mesh
         self._values: dict[tuple[Operand, int], Any] = {}
+        self._results: dict[tuple[Any, ...], list[Any]] = {}
+
+    def results(self, question: Question, inputs: Mapping[str, Sequence[Any]]) -> list[Any]:
+        """The results of the op asked about; the question about its backward pass builds on the op of the forward one."""
+        key = (question.op, question.attrs, question.slots)
+        if key not in self._results:
+            self._results[key] = call_op(question.op, question.attrs, inputs)
+        return self._results[key]
 
     def value(self, operand: Operand, number: int) -> Any:
         """A value for an operand; ``number`` tells equal operands of one question apart."""
@@ -229,7 +237,7 @@ class _Scratch:
         inputs = [self._input(o) for o in self.question.operands]
         for i, value in enumerate(inputs):
             self.sources[value.id] = Source("input", i)
-        results = call_op(self.question.op, self.question.attrs, self._by_slot(inputs))
+        results = self.inputs.results(self.question, self._by_slot(inputs))
         op = producer_of(results[0])
         if self.question.gradients is None:
             return (self._describe(op, results, {}),)
