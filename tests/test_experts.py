@@ -24,6 +24,9 @@ from paddle_rbt_plugin.plugins import load_plugins
 from paddle_rbt_plugin.search import Analysis, Search, SearchSpace, analyse, candidates
 
 MIXTURES = pytest.mark.parametrize("name", ["Mixtral", "GShard"])
+GATHERS_BEFORE = pytest.mark.skipif(
+    paddle.__version__ < "3.3", reason="Paddle's rules gather the experts' products here before 3.3, and completion follows them"
+)
 DP4 = ProcessMesh(("dp",), (4,), tuple(range(4)), experts="dp")
 DP2_MP2 = ProcessMesh(("dp", "mp"), (2, 2), tuple(range(4)), experts="dp")
 
@@ -54,6 +57,7 @@ def test_the_ranks_of_dp_hold_different_experts_and_reduce_no_gradient_of_theirs
     assert reduced and not any(len(shape) == 3 for shape in reduced)
 
 
+@GATHERS_BEFORE
 def test_tokens_go_to_their_experts_and_back_by_all_to_all():
     found = analysis("GShard")
     blocks = [w for w, s in zip(found.complete(DP4).work, found.layers.segments, strict=True) if s.is_block]
@@ -61,6 +65,7 @@ def test_tokens_go_to_their_experts_and_back_by_all_to_all():
     assert exchanged == {"all_to_all": 2 * len(blocks)}
 
 
+@GATHERS_BEFORE
 def test_experts_broadcast_by_a_product_are_not_divided():
     """Paddle divides the gradient of the operand of size 1, which cannot be."""
 
