@@ -25,7 +25,8 @@ from paddle_rbt_plugin.search import Analysis, Search, SearchSpace, analyse, can
 
 MIXTURES = pytest.mark.parametrize("name", ["Mixtral", "GShard"])
 GATHERS_BEFORE = pytest.mark.skipif(
-    paddle.__version__ < "3.3", reason="Paddle's rules gather the experts' products here before 3.3, and completion follows them"
+    paddle.__version__ < "3.3",
+    reason="Paddle's rules gather the experts' products here before 3.3, and completion follows them",
 )
 DP4 = ProcessMesh(("dp",), (4,), tuple(range(4)), experts="dp")
 DP2_MP2 = ProcessMesh(("dp", "mp"), (2, 2), tuple(range(4)), experts="dp")
