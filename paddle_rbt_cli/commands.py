@@ -267,5 +267,5 @@ def completion(shell: str, as_json: bool, **_: bool) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line and exits: 0 success, 1 a TunerError, 2 wrong usage, 130 Ctrl-C."""
+    """Runs the command line and exits: 0 success, 1 a TunerError, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM."""
     cli.main(arguments, prog_name="paddle-rbt", complete_var=COMPLETION_VARIABLE)

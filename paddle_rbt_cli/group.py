@@ -33,9 +33,9 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             click.echo("interrupted", err=True)
-            ctx.exit(INTERRUPTED)
+            ctx.exit(getattr(error, "exit_code", INTERRUPTED))  # SIGTERM has one of its own
         except Exception as error:
             if _is_for_the_user(error):
                 raise Failure(str(error)) from error

@@ -2,12 +2,16 @@
 
 
 def describe_error(error: BaseException) -> str:
-    """An exception of somebody else's code in one line: its type and, where it can be had, its message."""
+    """An exception of somebody else's code: its type and its message."""
+    return f"{type(error).__name__}: {error_message(error)}".rstrip(": ")
+
+
+def error_message(error: BaseException) -> str:
+    """The message of an exception of somebody else's code, where it can be had."""
     try:
-        text = str(error)
-    except Exception:  # the exception's own code may be what is broken
-        text = "its message cannot be read"
-    return f"{type(error).__name__}: {text}".rstrip(": ")
+        return str(error)
+    except (Exception, SystemExit):  # the exception's own code may be what is broken
+        return "its message cannot be read"
 
 
 class TunerError(Exception):

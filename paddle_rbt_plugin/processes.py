@@ -13,9 +13,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,6 +24,34 @@ from typing import Any
 from paddle_rbt_plugin.errors import TunerError
 
 _LOG_LINES = 15
+_WORKER = "PADDLE_RBT_WORKER"
+"""Set in every process of a job."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM; as an interrupt from the keyboard it passes all who catch what plugins and models raise."""
+
+    exit_code = 128 + signal.SIGTERM
+
+
+@contextmanager
+def unwound_on_sigterm() -> Iterator[None]:
+    """Lets SIGTERM raise Terminated, so that the ``with`` blocks in it end what they have started.
+
+    Only in the main thread, which alone gets signals, and where nobody has said otherwise what SIGTERM does."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def terminate(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut the ending short
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def work(directory: str, lines: Iterable[Any]) -> None:
@@ -47,13 +76,21 @@ class Processes:
     """The processes of one job, inside a ``with`` block that none of them outlives.
 
     ``what`` is their name in messages; ``lines`` the number of lines that each will tell, one per ``unit``; ``timeout`` the
-    seconds that they may take together. ``directory`` is theirs alone and goes with them: put there what they read."""
+    seconds that they may take together. ``directory`` is theirs alone and goes with them: put there what they read.
+
+    Raises TunerError in a process of a job, which would start jobs without end."""
 
     def __init__(self, what: str, count: int, lines: int, unit: str, timeout: float):
+        if _WORKER in os.environ:
+            raise TunerError(
+                f"{what} is called again inside a worker, since the workers import the script that started them: "
+                "put the call under if __name__ == '__main__'"
+            )
         self.what, self.count, self.expected, self.unit, self.timeout = what, count, lines, unit, timeout
         self._temporary = tempfile.TemporaryDirectory(prefix="paddle-rbt-")
         self.directory = Path(self._temporary.name)
         self._launcher: subprocess.Popen[bytes] | None = None
+        self._signals = ExitStack()
         self._deadline = 0.0
 
     def start(self, script: str, *arguments: str, gpus: bool = False) -> None:
@@ -72,16 +109,18 @@ class Processes:
             self._launcher = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
 
     def __enter__(self) -> Processes:
+        self._signals.enter_context(unwound_on_sigterm())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        if self._launcher is not None:
-            self._launcher.kill()  # not SIGTERM: on that it dies without ending its processes
-            self._launcher.wait()
-        for path in self.directory.glob("pid.*"):
-            with suppress(ProcessLookupError, ValueError):
-                os.kill(int(path.read_text()), signal.SIGKILL)
-        self._temporary.cleanup()
+        with self._signals:
+            if self._launcher is not None:
+                self._launcher.kill()  # not SIGTERM: on that it dies without ending its processes
+                self._launcher.wait()
+            for path in self.directory.glob("pid.*"):
+                with suppress(ProcessLookupError, ValueError):
+                    os.kill(int(path.read_text()), signal.SIGKILL)
+            self._temporary.cleanup()
 
     @property
     def lines(self) -> tuple[Any, ...]:
@@ -129,6 +168,7 @@ def _environment(processes: int, directory: str) -> dict[str, str]:
         # them again costs several times what an elementwise op on the CPU does with them.
         "MALLOC_MMAP_MAX_": "0",
         "MALLOC_TRIM_THRESHOLD_": str(2**40),
+        _WORKER: "1",
         "TMPDIR": directory,  # what a process that is killed leaves there goes with it
         "PYTHONSAFEPATH": "1",  # the modules beside the script are not top-level modules
     }

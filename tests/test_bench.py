@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -139,7 +142,13 @@ def test_results_are_written_as_json_markdown_and_plot(case, tmp_path):
 
 @pytest.mark.parametrize(
     ("option", "file", "message"),
-    [("--plot", "plot.bmx", "ends in none of .svg, .png, .pdf"), ("--save", "nowhere/r.json", "there is no folder 'nowhere'")],
+    [
+        ("--plot", "plot.bmx", "ends in none of .svg, .png, .pdf"),
+        ("--save", "nowhere/r.json", "there is no folder 'nowhere'"),
+        ("--save", "/proc/r.json", "'/proc/r.json' cannot be written: "),
+        ("--markdown", "r" * 300, "cannot be written: File name too long"),
+        ("--save", "", "a file needs a name"),
+    ],
 )
 def test_a_file_that_cannot_be_written_is_refused_before_the_work(option, file, message, monkeypatch):
     monkeypatch.setattr("paddle_rbt_plugin.cli.benching.Bench", None)
@@ -154,6 +163,12 @@ def test_the_list_shows_every_case():
 
 
 # --- what has changed
+
+def test_a_model_that_exits_is_an_error(case):
+    case.write_text("model: sys:exit\ncluster: 1x4:A100-80G\nglobal_batch: 16\n")
+    result = run(case, "--no-reference")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, "error: sys:exit raised SystemExit")
+
 
 ROW = Row("ours", candidate={"pp": 1, "dp": 4, "mp": 2}, step_time_s=1.0, peak_memory_bytes=2**30, mfu=0.4, tuning_s=2.0)
 RESULT = Result("one", "gpt3-1.3b", "1x8:A100-80G", 8, 64, "bf16", (ROW, Row("published", "a paper", reason="too large")))
@@ -247,3 +262,20 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         write_whole(path, "after")
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+def test_sigterm_ends_its_process_too(case):
+    script = f"""
+from paddle_rbt_plugin.bench.case import find_case
+from paddle_rbt_plugin.bench.reference import ReferenceTuner
+case = find_case({str(case)!r})
+with ReferenceTuner([case], 100) as tuner:
+    print(tuner._process.pid, flush=True)
+    tuner.answer(case)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=-1, stderr=-1, text=True)
+    child = int(process.stdout.readline())
+    process.terminate()
+    process.communicate(timeout=60)
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+

@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 from paddle_rbt_plugin.calibrate import DeviceFit, LinkFit, fit, measure
 from paddle_rbt_plugin.calibrate.fit import STREAMING, solve
 from paddle_rbt_plugin.calibrate.profile import device_profile, profile_text
+from paddle_rbt_plugin.cli import calibrating
 from paddle_rbt_plugin.cli.main import cli
+from paddle_rbt_plugin.cli.saving import check_writable, save_file
 from paddle_rbt_plugin.cluster import Cluster, ProcessMesh, parse_cluster
 from paddle_rbt_plugin.cost import DEFAULT, Training
 from paddle_rbt_plugin.cost.communication import collective_seconds, group_network
@@ -203,9 +205,28 @@ def test_each_stage_is_costed_by_the_software_of_its_own_machines() -> None:
 # --- the file
 
 
-def test_a_file_that_cannot_be_written_is_an_error_before_anything_is_measured(tmp_path: Path) -> None:
-    result = CliRunner().invoke(cli, ["calibrate", "--output", str(tmp_path / "missing" / "cluster.yaml")])
-    assert (result.exit_code, "there is no folder" in result.stderr) == (1, True)
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("/missing/cluster.yaml", "there is no folder '/missing'"),
+        ("/proc/x.yaml", "'/proc/x.yaml' cannot be written: "),
+        ("x" * 300, "cannot be written: File name too long"),
+        ("", "a file needs a name"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_an_error_before_anything_is_measured(
+    path: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrating, "calibrate", None)
+    result = CliRunner().invoke(cli, ["calibrate", "--output", path])
+    assert (result.exit_code, reason in result.stderr) == (1, True)
+
+
+def test_a_file_whose_folder_goes_meanwhile_is_an_error(tmp_path: Path) -> None:
+    check_writable(str(tmp_path / "cluster.yaml"))
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(TunerError, match="cannot be written: No such file or directory"):
+        save_file(str(tmp_path / "gone" / "cluster.yaml"), "")
 
 
 # --- the real thing
@@ -237,14 +258,19 @@ def test_processes_measure_and_write_a_cluster_file(processes: int, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_all_processes_and_writes_nothing(tmp_path: Path, temporary: dict[str, str]) -> None:
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_all_processes_and_writes_nothing(
+    sent: int, code: int, tmp_path: Path, temporary: dict[str, str]
+) -> None:
     path = tmp_path / "cluster.yaml"
     command = [*COMMAND, "--processes", "2", "--output", str(path)]
     process = subprocess.Popen(command, env=temporary, stdout=-1, stderr=-1, text=True)
     while not list(Path(temporary["TMPDIR"]).glob("*/pid.1")):
         assert process.poll() is None
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    workers = [int(file.read_text()) for file in Path(temporary["TMPDIR"]).glob("*/pid.*")]
+    process.send_signal(sent)
     _, err = process.communicate(timeout=60)
-    assert (process.returncode, err.splitlines()[-1]) == (130, "interrupted")
+    assert (process.returncode, err.splitlines()[-1]) == (code, "interrupted")
+    assert not [pid for pid in workers if Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert [p.name for p in tmp_path.iterdir()] == ["tmp"]

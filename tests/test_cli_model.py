@@ -65,6 +65,23 @@ def raises():
 def asserts():
     assert 1 + 1 == 3, "arithmetic"
 
+def leaves():
+    raise SystemExit
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise SystemExit
+
+def unspeakable():
+    raise Unspeakable
+
+class Leaving(Net):
+    def forward(self, x):
+        raise SystemExit(0)
+
+def leaving():
+    return Leaving(), [InputSpec([-1, 8], "float32", "x")]
+
 constant = 7
 """
 
@@ -74,12 +91,13 @@ def module(tmp_path, monkeypatch):
     """A module in the current directory, as a user has it."""
     (tmp_path / "mine.py").write_text(MODULE)
     (tmp_path / "faulty.py").write_text("import no_such_package_anywhere\n")
+    (tmp_path / "exiting.py").write_text("raise SystemExit(0)\n")
     (tmp_path / "noisy.py").write_text("raise ValueError('at import')\n")
     monkeypatch.chdir(tmp_path)
     yield
     import sys
 
-    for name in ("mine", "faulty", "noisy"):
+    for name in ("mine", "exiting", "faulty", "noisy"):
         sys.modules.pop(name, None)
 
 
@@ -164,6 +182,10 @@ def test_a_saved_program_is_the_program(tmp_path, module):
         ("mine:swapped", r"mine:swapped returns a tuple of 2; it should return"),
         ("mine:raises", r"mine:raises raised KeyError: 'no such thing'"),
         ("mine:asserts", r"mine:asserts raised AssertionError: arithmetic"),
+        ("mine:leaves", r"mine:leaves raised SystemExit"),
+        ("mine:unspeakable", r"mine:unspeakable raised Unspeakable: its message cannot be read"),
+        ("sys:exit", r"sys:exit raised SystemExit"),
+        ("exiting:pair", r"importing exiting raised SystemExit: 0"),
         ("theirs:pair", r"there is no module 'theirs' in the current directory or the Python environment"),
         ("faulty:pair", r"importing faulty raised ModuleNotFoundError: No module named 'no_such_package_anywhere'"),
         ("noisy:pair", r"importing noisy raised ValueError: at import"),
@@ -175,6 +197,11 @@ def test_a_saved_program_is_the_program(tmp_path, module):
 def test_a_reference_that_leads_nowhere_says_what_would_be_right(module, reference, message):
     with pytest.raises(ModelError, match=message):
         model_graph(reference, 4)
+
+
+def test_a_layer_that_exits_while_it_is_traced_is_unsupported(module):
+    with pytest.warns(UserWarning, match="SystemExit"), pytest.raises(UnsupportedProgram, match="cannot be traced: SystemExit"):
+        model_graph("mine:leaving", 4)
 
 
 def test_an_empty_program_is_unsupported(tmp_path):

@@ -127,7 +127,10 @@ def test_a_model_that_predicts_memory_must_always_do_so(model, peak):
 
 @pytest.mark.parametrize(
     ("body", "cause"),
-    [("raise RuntimeError('no table')", "failed to start: RuntimeError: no table")],
+    [
+        ("raise RuntimeError('no table')", "failed to start: RuntimeError: no table"),
+        ("exit(0)", "failed to start: SystemExit: 0"),
+    ],
 )
 def test_a_model_that_cannot_start_is_reported_with_its_package(model, body, cause):
     model(MODEL.replace("    def estimate", f"    def __init__(self, graph, cluster, training): {body}\n    def estimate"))

@@ -104,6 +104,18 @@ def test_an_installed_plugin_is_found_with_its_distribution_and_version(install)
             "acme",
             "PatternError: register() takes a subclass of Pattern",
         ),
+        (
+            HEADER
+            + "class Meta(type):\n    name = property(lambda cls: exit())\nclass Odd(metaclass=Meta): pass\n"
+            + "@hookimpl\ndef register_patterns(register): register(Odd)",
+            "acme",
+            "PatternError: register() takes a subclass of Pattern",
+        ),
+        (
+            "class Odd(Exception):\n    def __str__(self): raise SystemExit\nraise Odd",
+            "acme",
+            "Odd: its message cannot be read",
+        ),
     ],
 )
 def test_a_broken_plugin_is_left_out_and_listed_with_the_cause(install, source, name, reason):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import paddle
 import pytest
 from kit_models import SPEC, Siren, TwoLayers, ones, rank_dependent, siren, with_loss
@@ -131,3 +134,37 @@ def test_a_pattern_that_takes_no_part_in_the_plan_is_an_assertion():
 def test_a_function_that_other_processes_cannot_find_is_an_error():
     with pytest.raises(rbt.TunerError, match="must be a function at the top of a module"):
         compare_losses(lambda: None, TwoLayers)
+def test_a_pattern_whose_build_exits_is_an_error():
+    def leave(self, g):
+        raise SystemExit(0)
+
+    with pytest.raises(rbt.PatternError, match=r"pattern 'kit_two_layers': build\(\) raised SystemExit: 0"):
+        match_pattern(changed(build=leave), lazy(), SPEC)
+
+
+SCRIPT = """
+import paddle
+from paddle_rbt_plugin.testing import compare_losses
+
+def build():
+    return paddle.nn.Linear(8, 8), [paddle.static.InputSpec([4, 8], "float32", "x")], lambda y: y.mean()
+
+compare_losses(build, search_space={"dp": 2, "mp": 1}, steps=1, timeout=100)
+"""
+
+
+def test_a_call_in_a_worker_is_an_error_before_anything_starts(monkeypatch):
+    monkeypatch.setenv("PADDLE_RBT_WORKER", "1")
+    with pytest.raises(rbt.TunerError, match=r"called again inside a worker.* put the call under if __name__ == '__main__'"):
+        compare_losses(siren, TwoLayers)
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_ends_with_advice(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 1
+    assert "put the call under if __name__ == '__main__'" in done.stderr.splitlines()[-1]
+
+

@@ -17,12 +17,14 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from paddle_rbt_plugin.bench.case import Case
 from paddle_rbt_plugin.cli.model import model_config
 from paddle_rbt_plugin.plugins import parse_cluster
+from paddle_rbt_plugin.processes import unwound_on_sigterm
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,12 @@ class ReferenceTuner:
         self._limit = limit
         self._answers: queue.Queue[str] = queue.Queue()
         self._known: dict[str, Answer] = {}
+        self._signals = ExitStack()
 
     def __enter__(self) -> ReferenceTuner:
         self._end = time.monotonic() + self._limit
         if self._asked:
+            self._signals.enter_context(unwound_on_sigterm())
             self._start()
         return self
 
@@ -63,11 +67,12 @@ class ReferenceTuner:
         self._reader.start()
 
     def __exit__(self, *_: object) -> None:
-        if self._asked:
-            self._process.kill()
-            self._process.wait()
-            self._reader.join()
-            self._process.stdout.close()
+        with self._signals:
+            if self._asked:
+                self._process.kill()
+                self._process.wait()
+                self._reader.join()
+                self._process.stdout.close()
 
     def _read(self) -> None:
         for line in self._process.stdout:

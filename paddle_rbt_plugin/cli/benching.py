@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import paddle
@@ -20,9 +19,8 @@ from paddle_rbt_plugin.bench.report import NAMES, cells, draw, named, numbered, 
 from paddle_rbt_plugin.bench.results import Change, Result, Row, compare, load_results, to_json
 from paddle_rbt_plugin.bench.run import Bench
 from paddle_rbt_plugin.cli.output import Output, Report, make_table, titled
-from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.cli.saving import check_writable, save_file
 from paddle_rbt_plugin.plan.explain import spell_bytes, spell_candidate, spell_seconds
-from paddle_rbt_plugin.plan.files import write_whole
 from paddle_rbt_plugin.plugins import parse_cluster
 from paddle_rbt_plugin.search import Watcher
 
@@ -50,20 +48,20 @@ def run_suite(
     plot: str | None,
 ) -> None:
     """Runs the named cases, all by default, and prints and writes what they found."""
-    image = plot_format(plot) if plot else ""  # before minutes of work
-    for path in filter(None, (save, markdown, plot)):
-        if not Path(path).absolute().parent.is_dir():
-            raise TunerError(f"{path!r} cannot be written: there is no folder {str(Path(path).parent)!r}")
+    image = plot_format(plot) if plot is not None else ""  # before minutes of work
+    for path in (save, markdown, plot):
+        if path is not None:
+            check_writable(path)
     chosen = [find_case(name) for name in cases] or list(suite())
     with output.progress("benchmarks") as report:
         results = _run(chosen, reference, reference_limit, report)
     data = to_json(results, {"paddle-rbt-plugin": version("paddle-rbt-plugin"), "paddle": paddle.__version__})
     # Before anything is printed: whoever reads may leave early.
-    if save:
+    if save is not None:
         _write(output, save, json.dumps(data, indent=1) + "\n")
-    if markdown:
+    if markdown is not None:
         _write(output, markdown, to_markdown(results))
-    if plot:
+    if plot is not None:
         _write(output, plot, draw(results, image))
     output.result(data, *(_table(result) for result in results))
 
@@ -103,10 +101,7 @@ def _with_reference(result: Result, bench: Bench, tuner: ReferenceTuner) -> Resu
 
 
 def _write(output: Output, path: str, content: str | bytes) -> None:
-    try:
-        write_whole(path, content)
-    except OSError as error:
-        raise TunerError(f"{path!r} cannot be written: {error.strerror}") from error
+    save_file(path, content)
     output.note(f"written to {path}")
 
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from pathlib import Path
 
 from rich.console import RenderableType
 
 from paddle_rbt_plugin.calibrate import Calibration, calibrate
 from paddle_rbt_plugin.cli.output import Output, make_table, titled
-from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.cli.saving import check_writable, save_file
 from paddle_rbt_plugin.plan.explain import spell_seconds
-from paddle_rbt_plugin.plan.files import write_whole
 
 
 def calibrate_devices(output: Output, path: str | None, processes: int | None, timeout: int) -> None:
     """Measures the devices at hand, prints what they reach, and writes their profile to a file if there is one."""
-    if path:
-        _check(path)  # before a minute of work
+    if path is not None:
+        check_writable(path)  # before a minute of work
     with output.progress("measuring") as report:
         found = calibrate(processes, timeout, report)
-    if path:
-        write_whole(path, found.text)
+    if path is not None:
+        save_file(path, found.text)
     for reason, count in Counter(s["skipped"] for s in found.samples if "skipped" in s).items():
         output.note(f"{count} left out: {reason}")
     result = {
@@ -32,14 +29,6 @@ def calibrate_devices(output: Output, path: str | None, processes: int | None, t
         "output": path,
     }
     output.result(result, _table(found), f"written to {path}" if path else found.text)
-
-
-def _check(path: str) -> None:
-    folder = Path(path).absolute().parent
-    if not folder.is_dir():
-        raise TunerError(f"{path!r} cannot be written: there is no folder {str(folder)!r}")
-    if not os.access(folder, os.W_OK):
-        raise TunerError(f"{path!r} cannot be written: the folder does not permit it")
 
 
 def _table(found: Calibration) -> RenderableType:

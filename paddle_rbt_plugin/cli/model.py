@@ -13,7 +13,7 @@ from typing import Any
 import paddle
 from paddle.utils import unique_name
 
-from paddle_rbt_plugin.errors import ModelError, TunerError
+from paddle_rbt_plugin.errors import ModelError, TunerError, error_message
 from paddle_rbt_plugin.graph import Graph, read_program
 from paddle_rbt_plugin.handover.configs import config_graph
 from paddle_rbt_plugin.handover.saved import load_program
@@ -86,7 +86,7 @@ def _function_trace(reference: str, batch: int) -> Trace:
         made = _call(function)
     except TunerError:
         raise
-    except Exception as error:  # the user's own code may raise anything
+    except (Exception, SystemExit) as error:  # the user's own code may raise anything
         raise ModelError(f"{reference} raised {_first_line(error)}") from error
     if hasattr(made, "global_block"):
         return _read(made)
@@ -123,7 +123,7 @@ def _find_function(reference: str) -> Callable[[], Any]:
                 f"there is no module {error.name!r} in the current directory or the Python environment ({reference!r})"
             ) from error
         raise ModelError(f"importing {module_name} raised {_first_line(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ModelError(f"importing {module_name} raised {_first_line(error)}") from error
     found: Any = module
     for part in name.split("."):
@@ -157,5 +157,5 @@ def _as_list(specs: Any) -> list[Any]:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in error_message(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")

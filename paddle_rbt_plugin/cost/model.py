@@ -117,7 +117,7 @@ class Judge:
             self._model = source.model(graph, cluster, training)
         except TunerError as error:
             raise CostModelError(f"{source} cannot be used here: {error}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise CostModelError(f"{source} failed to start: {describe_error(error)}") from error
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 import paddle
 from paddle import nn
 
-from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram
+from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram, error_message
 from paddle_rbt_plugin.graph import Graph, read_program
 from paddle_rbt_plugin.handover.patches import native_tracing
 
@@ -101,7 +101,7 @@ def _trace(layer: nn.Layer, specs: list[Any]) -> tuple[Any, Any]:
         with native_tracing():
             traced = paddle.jit.to_static(function, full_graph=True, input_spec=[specs]).concrete_program
             return traced.main_program, traced.outputs
-    except Exception as native_error:  # the model's own Python may raise anything
+    except (Exception, SystemExit) as native_error:  # the model's own Python may raise anything
         warnings.warn(
             f"tracing without transcription failed ({_first_line(native_error)}); trying again with Paddle's dy2static",
             stacklevel=4,
@@ -109,7 +109,7 @@ def _trace(layer: nn.Layer, specs: list[Any]) -> tuple[Any, Any]:
     try:
         traced = paddle.jit.to_static(function, full_graph=True, input_spec=[specs]).concrete_program
         return traced.main_program, traced.outputs
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UnsupportedProgram(f"the Layer {type(layer.layer).__name__} cannot be traced: {_first_line(error)}") from error
 
 
@@ -119,6 +119,6 @@ def _named(spec: Any, default: str) -> Any:
     return paddle.static.InputSpec(list(spec.shape), spec.dtype, spec.name or default, stop_gradient=True)
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in error_message(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1].strip() if lines else ''}"

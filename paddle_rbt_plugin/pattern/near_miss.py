@@ -148,7 +148,7 @@ def near_miss(graph: Graph, pattern: CompiledPattern) -> NearMiss | None:
         try:
             for _ in search.run():
                 pass
-        except Exception:  # enough, out of budget, or a predicate of the pattern raised: what was found by then counts
+        except (Exception, SystemExit):  # enough, out of budget, or a predicate raised: what was found by then counts
             search.budget = Budget(steps)
         if search.deepest[0].step == len(search.steps):
             return None  # where looking for an occurrence ran out of budget, this search came upon one
@@ -159,7 +159,7 @@ def near_miss(graph: Graph, pattern: CompiledPattern) -> NearMiss | None:
 def _occurs(variant: PatternGraph, index: GraphIndex) -> bool:
     try:
         return next(occurrences(variant, index, Budget(MAX_STEPS)), None) is not None
-    except Exception:  # out of budget, or a predicate of the pattern raised
+    except (Exception, SystemExit):  # out of budget, or a predicate of the pattern raised
         return False
 
 
@@ -235,7 +235,7 @@ class _Explainer:
             try:
                 fits = search.bind(t, tensor)
                 why = "" if fits else self._unbound(search, t, tensor)
-            except Exception as error:  # the pattern's own predicate
+            except (Exception, SystemExit) as error:  # the pattern's own predicate
                 fits, why = False, f"the condition on {self._label(t)} raised {describe_error(error)}"
             if not fits:
                 search.unbind(mark)
@@ -317,7 +317,7 @@ def _attrs_objection(node: OpNode, op: Op) -> str:
         return f"{' and '.join(found)}; wanted: {', '.join(wanted)}" if wrong else ""
     try:
         accepted = node.attrs(op.attrs)
-    except Exception as error:  # the pattern's own predicate
+    except (Exception, SystemExit) as error:  # the pattern's own predicate
         return f"the condition on attributes raised {describe_error(error)}"
     spelled = ", ".join(f"{name}={value!r}" for name, value in op.attrs.items())
     return "" if accepted else f"the pattern's condition refuses its attributes ({spelled})"

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
-from paddle_rbt_plugin.errors import PatternError
+from paddle_rbt_plugin.errors import PatternError, describe_error
 from paddle_rbt_plugin.graph.graph import Graph, Op, Tensor
 from paddle_rbt_plugin.pattern.builder import Builder, PatternGraph, TensorNode, variants
 from paddle_rbt_plugin.pattern.spec import Spec, check_spec, expand
@@ -112,8 +112,8 @@ def compile_pattern(cls: Any, distribution: str = "", version: str = "", entry_p
         graphs = tuple(variants(pattern.build))
     except PatternError as error:
         raise PatternError(f"pattern {cls.name!r}: {error}") from error
-    except Exception as error:
-        raise PatternError(f"pattern {cls.name!r}: build() raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise PatternError(f"pattern {cls.name!r}: build() raised {describe_error(error)}") from error
     compiled = CompiledPattern(pattern, graphs, distribution, version, entry_point)
     if not callable(pattern.shard):
         if not pattern.shard:

@@ -12,7 +12,7 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     else. Raises OSError."""
     target = Path(path)
     data = content.encode() if isinstance(content, str) else content
-    with tempfile.NamedTemporaryFile("wb", dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+    with tempfile.NamedTemporaryFile("wb", dir=target.parent, prefix=".paddle-rbt-", delete=False) as file:
         try:
             file.write(data)
             file.close()

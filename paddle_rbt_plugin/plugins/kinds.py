@@ -61,6 +61,6 @@ def name_of(registered: tuple[Any, ...]) -> str:
     first = registered[0] if registered else None
     try:
         name = first if isinstance(first, str) else getattr(first, "name", None)
-    except Exception:  # a property of the plugin's own
+    except (Exception, SystemExit):  # a property of the plugin's own
         return ""
     return name if isinstance(name, str) else ""

@@ -76,15 +76,16 @@ def compare_losses(
     """Trains a model alone and by ``processes`` CPU processes, for ``steps`` of AdamW.
 
     ``build`` makes the model, and ``batches`` what it is fed (random numbers by default; zeros and ones for integers); both
-    are functions at the top of a module, since the processes call them too. The plan is made of the installed patterns and
+    are functions at the top of a module, since the processes call them too; a script calls this under
+    ``if __name__ == "__main__"``, since they import it. The plan is made of the installed patterns and
     ``pattern``, with ``mp`` over all processes unless ``search_space`` says otherwise. Raises AssertionError where ``pattern``
     takes no part in the plan, TunerError where there is no plan, or a process fails or takes more than ``timeout`` seconds."""
     worker.name_of(build)
     if batches is not None:
         worker.name_of(batches)
-    plan = _plan(build, pattern, f"1x{processes}:CPU", search_space or {"mp": processes})
     task = {"build": _reference(build), "batches": _reference(batches), "steps": steps, "path": sys.path}
     with Processes("the training", processes, steps, "steps", timeout) as job:
+        plan = _plan(build, pattern, f"1x{processes}:CPU", search_space or {"mp": processes})
         plan.save(job.directory / "plan.json")
         (job.directory / "task.json").write_text(json.dumps(task))
         job.start(worker.__file__)
