@@ -9,9 +9,10 @@ from pathlib import Path
 
 import paddle
 import pytest
-from small import SMALL_GPT, lazy_gpt
+from small import SMALL_GPT, lazy_gpt, traced_gpt
 
 import paddle_rbt_plugin as rbt
+from paddle_rbt_plugin.handover.structure import verify
 from paddle_rbt_plugin.models import build, input_spec
 
 
@@ -33,6 +34,23 @@ def test_saving_and_loading_changes_nothing(plan: rbt.Plan, tmp_path: Path) -> N
     [
         (("schema",), 2, "schema 2"),
         (("degrees", "mp"), 99, "do not use the 4 devices"),
+        (("degrees", "mp"), 2.0, "degrees/mp"),
+        (("ep",), 3, "ep 3 is neither 1 nor degrees/dp 2"),
+        (("sharding_degree",), 3, "sharding_degree 3 does not divide degrees/dp 2"),
+        (("micro_batch",), 3, "micro_batch 3 x accumulate_steps . x degrees/dp 2 is not global_batch 8"),
+        (("schedule",), "VPP", "'VPP' with vpp 1"),
+        (("vpp",), 2, "with vpp 2"),
+        (("stages", 0, "layers"), [1, 1], "begin with 1, not with 0"),
+        (("stages", 0, "layers"), [0, 10**20], "stages/0/layers/1"),
+        (("stages", 0, "axes"), ["dp", "sp"], "is not degrees"),
+        (("cost_model",), {"name": "x"}, "cost_model: 'distribution'"),
+        (("model",), {"seq": 2**63}, "model/seq"),
+        (("model",), {"seq": 3_000_000_000}, "model/seq"),
+        (("candidates", 0, "ep"), "x", "candidates/0/ep"),
+        (("estimate", "step_time_s"), 0, "estimate/step_time_s"),
+        (("estimate", "step_time_s"), 10**400, "estimate/step_time_s: the number is too large"),
+        (("estimate", "peak_memory_bytes"), 10**400, "estimate/peak_memory_bytes: the number is too large"),
+        (("estimate", "peak_memory_bytes"), 0, "estimate/peak_memory_bytes"),
         (("stages", 0, "devices"), [100, 101, 102, 103], "do not use the 4 devices"),
         (("stages", 0, "axes"), ["dp", "foo"], "stages/0/axes"),
         (("stages", 0, "layers"), [1, 0], "end before they begin"),
@@ -59,6 +77,33 @@ def test_a_changed_file_is_refused_by_field(plan: rbt.Plan, tmp_path: Path, fiel
     path.write_text(json.dumps(data))
     with pytest.raises(rbt.TunerError, match=message):
         rbt.Plan.load(path)
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([((0, 0), (0, 1)), ((0, 1), (2, 3))], "stages/1: its layers begin with 0, but stages/0 end with 0"),
+        ([((0, 0), (0, 1)), ((2, 2), (2, 3))], "stages/1: its layers begin with 2, but stages/0 end with 0"),
+        ([((0, 0), (0, 1)), ((1, 1), (1, 2))], "pipeline stages of degrees/pp share devices"),
+        ([((0, 0), (0, 1)), ((1, 1), (0, 1))], "1 chunks of the model one after the other, not degrees/pp 2 x vpp 1"),
+        ([((0, 0), (0, 1)), ((1, 1), (2,))], "stages/1: it has 1 devices"),
+    ],
+)
+def test_stages_that_contradict_each_other_are_refused(plan: rbt.Plan, stages: list, message: str) -> None:
+    data = plan.to_dict() | {"degrees": {"pp": 2, "dp": 2, "mp": 1}}
+    data["stages"] = [
+        {"layers": [*layers], "devices": [*ranks], "mesh": [len(ranks)], "axes": ["dp"]} for layers, ranks in stages
+    ]
+    data["tensors"] = {name: t | {"dims_mapping": [-1] * len(t["dims_mapping"])} for name, t in data["tensors"].items()}
+    with pytest.raises(rbt.PlanError, match=message):
+        rbt.Plan.from_dict(data)
+
+
+def test_a_layer_that_the_program_has_and_the_plan_lacks_is_named(plan: rbt.Plan) -> None:
+    stages = tuple(replace(stage, layers=(0, 0)) for stage in plan.stages)
+    trace = traced_gpt()
+    with pytest.raises(rbt.PlanError, match="run 1 layers, but the program has 2"):
+        verify(replace(plan, stages=stages), trace.graph, trace.program)
 
 
 @pytest.mark.parametrize("text", ["", "[" * 100_000, "{", "[1]", '"plan"', "null"])

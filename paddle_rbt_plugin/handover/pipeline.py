@@ -62,8 +62,8 @@ class _Annotation:
         self.placements = placements
         self.process_meshes = [stage.process_mesh for stage in plan.stages]
         self.meshes = [paddle_mesh(mesh) for mesh in self.process_meshes]
-        layer_of = cluster_layers(graph).layer_of()
-        stage_of = {n: i for i, s in enumerate(plan.stages) for n in range(s.layers[0], s.layers[1] + 1)}
+        layers = cluster_layers(graph)
+        layer_of, stage_of = layers.layer_of(), plan.stage_of_layers(layers.count)
         self.stages = {op.source: stage_of[layer_of[op.index]] for op in graph}
         self.leaf_stages = {
             t.name: min((stage_of[layer_of[op.index]] for op in graph.consumers(t.index)), default=0)

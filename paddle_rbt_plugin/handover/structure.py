@@ -207,8 +207,8 @@ def verify(plan: Plan, graph: Graph, program: Any, train: bool = True) -> list[S
     forms = forms_on(Cluster.from_dict(plan.cluster))
     plugins = load_plugins()
     analysis = analyse(graph, plugins.patterns, train=train, op_names=plugins.op_names, forms=forms)
-    stage_of = {n: meshes.index(s.process_mesh) for s in plan.stages for n in range(s.layers[0], s.layers[1] + 1)}
-    stages = tuple(stage_of[n] for n in range(analysis.layers.count))
+    entries = plan.stage_of_layers(analysis.layers.count)
+    stages = tuple(meshes.index(plan.stages[i].process_mesh) for i in entries)
     completion = complete(
         analysis.graph,
         analysis.layers,

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
-from importlib.resources import files
-from math import prod
 from pathlib import Path
 from typing import Any
-
-import jsonschema
 
 from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import PlanError
 from paddle_rbt_plugin.graph import Graph
+from paddle_rbt_plugin.plan.consistency import contradictions
 from paddle_rbt_plugin.plan.files import write_whole
+from paddle_rbt_plugin.plan.form import no_constant, problem, unprintable
 
 SCHEMA = 1
 
@@ -196,6 +193,13 @@ class Plan:
             leaves.update(placed)
         return leaves
 
+    def stage_of_layers(self, count: int) -> list[int]:
+        """The entry of ``stages`` that runs each of a program's ``count`` layers. Raises PlanError where they run others."""
+        planned = self.stages[-1].layers[1] + 1
+        if planned != count:
+            raise PlanError(f"the stages of the plan run {planned} layers, but the program has {count}; plan again")
+        return [i for i, stage in enumerate(self.stages) for _ in range(stage.layers[0], stage.layers[1] + 1)]
+
     # Executing it
 
     def shard_layer(self, model: Any) -> Any:
@@ -237,7 +241,7 @@ class Plan:
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Reads a saved plan. Raises PlanError that says what is wrong with the file; executes nothing."""
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_no_constant)
+            data = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=no_constant)
         except RecursionError as error:
             raise PlanError(f"{str(path)!r} is not a plan: it is nested too deeply") from error
         except TypeError as error:
@@ -253,28 +257,23 @@ class Plan:
         """The plan of ``to_dict``. Raises PlanError, naming ``source`` and the field, for anything else."""
         if isinstance(data, dict) and isinstance(data.get("schema"), int) and data["schema"] != SCHEMA:
             raise PlanError(f"{source}: the plan has schema {data['schema']}, this version reads schema {SCHEMA}; plan again")
-        _check_texts(source, data)
-        for error in _validator().iter_errors(data):
-            where = "/".join(map(str, error.absolute_path)) or "the whole file"
-            raise PlanError(f"{source} is not a plan: {where}: {error.message[:200]}")
+        if where := unprintable(data):
+            raise PlanError(f"{source} is not a plan: {where} holds text that cannot be printed")
+        if wrong := problem("paddle_rbt_plugin.plan", "schema.json", data):
+            raise PlanError(f"{source} is not a plan: {wrong}")
         known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
         stages = tuple(
             Stage(tuple(s["layers"]), tuple(s["devices"]), tuple(s["mesh"]), tuple(s["axes"]), s.get("recompute"))
             for s in data["stages"]
         )
         tensors = {name: _read_tensor(t) for name, t in data["tensors"].items()}
-        _check_consistent(source, stages, tensors)
-        cluster = Cluster.from_dict(data["cluster"], source)
-        used = max(d for stage in stages for d in stage.devices) + 1
-        if prod(data["degrees"].values()) != cluster.device_count or used > cluster.device_count:
-            raise PlanError(
-                f"{source} is not a plan: degrees {data['degrees']} and devices up to {used - 1} do not use the "
-                f"{cluster.device_count} devices of its cluster exactly"
-            )
         known |= {"stages": stages, "tensors": tensors, "estimate": PlanEstimate(**data["estimate"])}
         for key in ("candidates", "rejected", "unmatched", "notes"):
             known[key] = tuple(known.get(key, ()))
-        return cls(**known)
+        plan = cls(**known)
+        for contradiction in contradictions(plan, Cluster.from_dict(plan.cluster, source)):
+            raise PlanError(f"{source} is not a plan: {contradiction}")
+        return plan
 
 
 def _tensor_dict(t: TensorPlacement) -> dict[str, Any]:
@@ -293,50 +292,3 @@ def _read_tensor(t: Mapping[str, Any]) -> TensorPlacement:
     shape = tuple(t["shape"]) if "shape" in t else None
     mapping = tuple(t["dims_mapping"])
     return TensorPlacement(t["stage"], mapping, t["pattern"], t["distribution"], t["kind"], t["structured_name"], shape)
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def _check_texts(source: str, value: Any, where: str = "") -> None:
-    """Raises PlanError for text that cannot be printed as it is: control characters, halves of characters."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _check_texts(source, key, where)
-            _check_texts(source, item, f"{where}/{key}")
-    elif isinstance(value, list):
-        for item in value:
-            _check_texts(source, item, where)
-    elif isinstance(value, str) and any((ord(c) < 32 and c not in "\n\t") or 0xD800 <= ord(c) < 0xE000 for c in value):
-        raise PlanError(f"{source} is not a plan: {ascii(where.lstrip('/')) or 'a key'} holds text that cannot be printed")
-
-
-def _check_consistent(source: str, stages: Sequence[Stage], tensors: Mapping[str, TensorPlacement]) -> None:
-    for i, stage in enumerate(stages):
-        size = prod(stage.mesh)
-        if stage.layers[0] > stage.layers[1]:
-            raise PlanError(f"{source} is not a plan: stages/{i}: its layers {list(stage.layers)} end before they begin")
-        if size != len(stage.devices) or len(stage.mesh) != len(stage.axes) or len(set(stage.devices)) != size:
-            raise PlanError(
-                f"{source} is not a plan: stages/{i}: mesh {list(stage.mesh)} with axes {list(stage.axes)} does not arrange "
-                f"{len(stage.devices)} different devices"
-            )
-    for name, t in tensors.items():
-        axes = [a for a in t.dims_mapping if a >= 0]
-        ranks = t.shape is None or len(t.shape) == len(t.dims_mapping)
-        if (
-            not ranks
-            or t.stage >= len(stages)
-            or len(set(axes)) < len(axes)
-            or any(a >= len(stages[t.stage].mesh) for a in axes)
-        ):
-            raise PlanError(
-                f"{source} is not a plan: tensors/{name}: dims_mapping {list(t.dims_mapping)} does not fit stage {t.stage}"
-            )
-
-
-@lru_cache(maxsize=1)
-def _validator() -> Any:
-    schema = json.loads((files("paddle_rbt_plugin.plan") / "schema.json").read_text(encoding="utf-8"))
-    return jsonschema.Draft202012Validator(schema)

@@ -87,8 +87,8 @@ def _active(dims_mapping: Sequence[int], mesh_shape: Sequence[int]) -> list[int]
 
 def stages_of_ops(graph: Graph, plan: Plan) -> list[int]:
     """The pipeline stage of every op of a graph, through the layer it belongs to."""
-    layer_of = cluster_layers(graph).layer_of()
-    stage_of = {layer: i for i, s in enumerate(plan.stages) for layer in range(s.layers[0], s.layers[1] + 1)}
+    layers = cluster_layers(graph)
+    layer_of, stage_of = layers.layer_of(), plan.stage_of_layers(layers.count)
     return [stage_of[layer_of[op.index]] for op in graph.ops]
 
 
