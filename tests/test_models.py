@@ -1,6 +1,7 @@
 """The GPT and LLaMA that ship with the package, and their published sizes."""
 
 import dataclasses
+import re
 import resource
 
 import numpy as np
@@ -98,7 +99,7 @@ def test_a_name_like_no_other_is_answered_with_all_of_them():
     ("change", "message"),
     [
         ({"heads": 5}, r"heads must divide hidden, but hidden = 32 and heads = 5; near it: \[1, 2, 4, 8\]"),
-        ({"layers": 0}, "layers must be a whole number of at least 1, not 0"),
+        ({"layers": 0}, "layers must be a whole number from 1 to 1024, not 0"),
         ({"vocab": 1.5}, "vocab must be a whole number"),
         ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, not 1.0"),
     ],
@@ -113,7 +114,7 @@ def test_a_gpt_that_cannot_be_names_the_wrong_field(change, message):
     [
         ({"kv_heads": 3}, "kv_heads must divide heads, but heads = 4 and kv_heads = 3"),
         ({"hidden": 36, "heads": 4}, "hidden / heads must be even for rotary positions, not 36 / 4"),
-        ({"ffn": -1}, "ffn must be a whole number of at least 1, not -1"),
+        ({"ffn": -1}, "ffn must be a whole number from 1 to 16777216, not -1"),
     ],
 )
 def test_a_llama_that_cannot_be_names_the_wrong_field(change, message):
@@ -146,6 +147,15 @@ def test_a_float_may_be_written_as_yaml_does_not_understand_it(tmp_path):
         (YAML + "norm_eps: small\n", "norm_eps must be of type float, not 'small'"),
         ("- gpt\n", "a model config is a mapping of fields, not list"),
         ("a: [\n", "cannot read the model config"),
+        (YAML + "seq: 32\n", "'seq' stands twice"),
+        (YAML.replace("arch: gpt", "arch: [gpt]"), "arch must be one of"),
+        *((YAML.replace("seq: 16", f"seq: {n}"), "seq must be a whole number from 1 to 16777216") for n in (2**63, 3 * 10**9)),
+        *(
+            (re.sub(rf"{name}: \d+", f"{name}: {10**30}", YAML), f"{name} must be a whole number from 1 to")
+            for name in ("layers", "hidden", "vocab")
+        ),
+        (YAML.replace("seq: 16", "seq: " + "9" * 5000), "cannot read the model config"),
+        (YAML + f"norm_eps: {10**400}\n", "norm_eps must be of type float"),
     ],
 )
 def test_a_file_that_is_no_config_says_what_is_wrong_and_where(tmp_path, text, message):
@@ -154,6 +164,12 @@ def test_a_file_that_is_no_config_says_what_is_wrong_and_where(tmp_path, text, m
     with pytest.raises(ModelError, match=message) as caught:
         load_config(path)
     assert str(path) in str(caught.value)
+
+
+def test_sizes_that_are_too_large_together_are_named():
+    longest = dataclasses.replace(GPT, seq=2**24)
+    with pytest.raises(ModelError, match=r"batch x heads x seq x seq = .* batch 1024, heads 4, seq 16777216"):
+        input_spec(longest, 1024)
 
 
 def test_a_missing_file_is_a_model_error(tmp_path):

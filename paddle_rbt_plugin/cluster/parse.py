@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -16,6 +14,7 @@ from .catalogue import MoreDevices, device_names, find_device
 from .cluster import GROUP_KEYS, OPTIONAL_KEYS, Cluster, MachineGroup, merged
 from .fields import MAX_COUNT, Fields, suggest
 from .paddle_format import describe_paddle_cluster, is_paddle_cluster, read_paddle_machines
+from .strict import load_json, load_yaml
 
 EXAMPLE = "4x8:A100-80G, or 2x8:A100-80G+2x8:V100-32G for two kinds of machines"
 _SHORT_FORM = re.compile(r"\s*([+-]?[0-9]+)\s*[xX]\s*([+-]?[0-9]+)\s*:(.*)", re.DOTALL)
@@ -84,7 +83,7 @@ def _parse_file(path: str, more: MoreDevices) -> Cluster:
     kind = "JSON" if path.lower().endswith(".json") and text.strip() else "YAML"
     try:
         # YAML does not take all JSON: it refuses tabs.
-        content = _load_json(text) if kind == "JSON" else yaml.load(text, _StrictLoader)
+        content = load_json(text) if kind == "JSON" else load_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ClusterError(f"{path}: not valid {kind}: {error}") from error
     content = _unsplit(content)
@@ -148,24 +147,3 @@ def _unsplit(content: object) -> object:
         if isinstance(value, str) and _SHORT_FORM.fullmatch(f"{key}:{value}"):
             return f"{key}:{value}"
     return content
-
-
-def _no_repetition(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(k for k in keys if keys.count(k) > 1)!r} stands twice in one mapping")
-    return result
-
-
-def _load_json(text: str) -> object:
-    return json.loads(text, object_pairs_hook=_no_repetition)
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """YAML's safe loader, which also refuses a key that stands twice: PyYAML would silently keep the last one."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        _no_repetition([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
-        return node

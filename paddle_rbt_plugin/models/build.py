@@ -7,7 +7,7 @@ import numpy.typing as npt
 from paddle import nn
 from paddle.static import InputSpec
 
-from paddle_rbt_plugin.models.config import Config, GPTConfig
+from paddle_rbt_plugin.models.config import Config, GPTConfig, check_batch
 from paddle_rbt_plugin.models.gpt import GPTForPretraining
 from paddle_rbt_plugin.models.llama import LlamaForPretraining
 
@@ -20,7 +20,10 @@ def build(config: Config) -> nn.Layer:
 
 
 def input_spec(config: Config, batch: int) -> list[InputSpec]:
-    """Shapes and dtypes of the arguments of ``forward``, in order and with their names, for ``batch`` sequences."""
+    """Shapes and dtypes of the arguments of ``forward``, in order and with their names, for ``batch`` sequences.
+
+    Raises ModelError for more of them than can be counted with."""
+    check_batch(config, batch)
     return [InputSpec(shape, dtype, name) for name, (shape, dtype) in _inputs(config, batch).items()]
 
 

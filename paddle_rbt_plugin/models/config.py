@@ -14,9 +14,15 @@ from typing import Any, ClassVar
 
 import yaml
 
+from paddle_rbt_plugin.cluster.strict import load_yaml
 from paddle_rbt_plugin.errors import ModelError
 
 CONFIGS = Path(__file__).parent / "configs"
+MAX_LAYERS = 2**10
+MAX_SIZE = 2**24
+"""Of every other size: far beyond any model."""
+MAX_ELEMENTS = 2**56
+"""Of one tensor: the bytes of several of them still fit 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class GPTConfig:
     """Where the numbers come from."""
 
     def __post_init__(self) -> None:
-        _check_positive(self, "layers", "hidden", "ffn", "heads", "vocab", "seq")
+        _check_sizes(self, "layers", "hidden", "ffn", "heads", "vocab", "seq")
         _check_divides(self, "hidden", "heads")
         if not 0.0 <= self.dropout < 1.0:
             raise ModelError(f"dropout must be at least 0 and less than 1, not {self.dropout!r}")
@@ -87,7 +93,7 @@ class LlamaConfig:
     """Where the numbers come from."""
 
     def __post_init__(self) -> None:
-        _check_positive(self, "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq")
+        _check_sizes(self, "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq")
         _check_divides(self, "hidden", "heads")
         _check_divides(self, "heads", "kv_heads")
         if self.head_dim % 2:
@@ -115,13 +121,28 @@ def named_config(name: str) -> Config:
     return load_config(CONFIGS / f"{name}.yaml")
 
 
+def check_batch(config: Config, batch: int) -> None:
+    """Raises ModelError for a batch that makes tensors of more than ``MAX_ELEMENTS``."""
+    largest = {
+        "batch x heads x seq x seq": batch * config.heads * config.seq**2,
+        "batch x seq x ffn": batch * config.seq * config.ffn,
+        "batch x seq x vocab": batch * config.seq * config.vocab,
+    }
+    for sizes, elements in largest.items():
+        if elements > MAX_ELEMENTS:
+            raise ModelError(
+                f"a tensor of {sizes} = {elements} elements is larger than can be counted with: batch {batch}, heads "
+                f"{config.heads}, seq {config.seq}, ffn {config.ffn}, vocab {config.vocab}"
+            )
+
+
 def load_config(path: str | Path) -> Config:
     """The model that a YAML file describes: ``arch`` (gpt or llama) and the fields of its config.
 
     Raises ModelError if the file cannot be read, or a field is missing, unknown or of no use."""
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = load_yaml(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ModelError(f"cannot read the model config {path}: {error}") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path}: a model config is a mapping of fields, not {type(content).__name__}")
@@ -134,7 +155,7 @@ def load_config(path: str | Path) -> Config:
 def _from_fields(content: Mapping[str, Any]) -> Config:
     values = dict(content)
     arch = values.pop("arch", None)
-    if arch not in ARCHITECTURES:
+    if not isinstance(arch, str) or arch not in ARCHITECTURES:
         raise ModelError(f"arch must be one of {', '.join(ARCHITECTURES)}, not {arch!r}")
     config_type = ARCHITECTURES[arch]
     known = {f.name: f for f in fields(config_type)}
@@ -154,18 +175,18 @@ def _typed(name: str, value: Any, wanted: str) -> Any:
     if wanted == "float" and isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:
             return float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
     elif type(value).__name__ == wanted:
         return value
-    raise ModelError(f"{name} must be of type {wanted}, not {value!r}")
+    raise ModelError(f"{name} must be of type {wanted}, not {repr(value)[:40]}")
 
 
-def _check_positive(config: Config, *names: str) -> None:
+def _check_sizes(config: Config, *names: str) -> None:
     for name in names:
-        value = getattr(config, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelError(f"{name} must be a whole number of at least 1, not {value!r}")
+        value, most = getattr(config, name), MAX_LAYERS if name == "layers" else MAX_SIZE
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            raise ModelError(f"{name} must be a whole number from 1 to {most}, not {str(value)[:40]}")
 
 
 def _check_divides(config: Config, whole: str, part: str) -> None:
