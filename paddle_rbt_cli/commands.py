@@ -191,6 +191,9 @@ def bench(output: Output, listed: bool, compare: tuple[str, str] | None, **argum
       paddle-rbt bench my_case.yaml --json
       paddle-rbt bench --compare before.json after.json
     """
+    run = any(arguments[name] not in (None, ()) for name in ("cases", "save", "markdown", "plot"))
+    if bool(compare) + listed + run > 1:
+        raise click.UsageError("--list and --compare A.json B.json run no case and stand alone, without CASE or files to write")
     from paddle_rbt_plugin.cli.benching import compare_files, list_cases, run_suite
 
     if compare:

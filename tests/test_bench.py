@@ -77,6 +77,13 @@ def test_a_case_names_what_exists_and_cites_its_experts(case):
         (("experts:", "training: [fused_atention]\nexperts:"), "there is no 'fused_atention'; did you mean fused_attention"),
         (("source: a paper, ", ""), "experts/0: 'source' is a required property"),
         (("cluster:", "cluster: ["), "cannot be read"),
+        (("global_batch: 16", "global_batch: 16\nglobal_batch: 32"), "'global_batch' stands twice"),
+        (("experts:", "seq: 9223372036854775808\nexperts:"), "seq: "),
+        (("experts:", "seq: 3000000000\nexperts:"), "seq: "),
+        (("1.5}", ".nan}"), "experts/0/measured_step_time_s"),
+        (("1.5}", ".inf}"), "experts/0/measured_step_time_s"),
+        (("mp: 2, pp: 1", "mp: 2, pq: 1"), "mine.yaml: experts/0/strategy: unknown dimension 'pq'"),
+        (("experts:", "search_space: {mp: x}\nexperts:"), "mine.yaml: search_space: mp must be a whole number"),
     ],
 )
 def test_a_wrong_case_is_refused_with_the_field(change, message, case):
@@ -157,18 +164,25 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(option, file, 
     assert message in result.stderr
 
 
+def test_a_model_that_exits_is_an_error(case):
+    case.write_text("model: sys:exit\ncluster: 1x4:A100-80G\nglobal_batch: 16\n")
+    result = run(case, "--no-reference")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, "error: sys:exit raised SystemExit")
+
+
+def test_two_cases_of_one_name_are_refused_before_the_work(case, monkeypatch):
+    monkeypatch.setattr("paddle_rbt_plugin.cli.benching.Bench", None)
+    result = run(case, case)
+    assert result.exit_code == 1
+    assert "two of the cases are named 'mine'" in result.stderr
+
+
 def test_the_list_shows_every_case():
     listed = run("--list").stdout
     assert all(case.name in listed for case in suite())
 
 
 # --- what has changed
-
-def test_a_model_that_exits_is_an_error(case):
-    case.write_text("model: sys:exit\ncluster: 1x4:A100-80G\nglobal_batch: 16\n")
-    result = run(case, "--no-reference")
-    assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, "error: sys:exit raised SystemExit")
-
 
 ROW = Row("ours", candidate={"pp": 1, "dp": 4, "mp": 2}, step_time_s=1.0, peak_memory_bytes=2**30, mfu=0.4, tuning_s=2.0)
 RESULT = Result("one", "gpt3-1.3b", "1x8:A100-80G", 8, 64, "bf16", (ROW, Row("published", "a paper", reason="too large")))
@@ -214,6 +228,50 @@ def test_a_file_that_holds_no_results_is_exit_code_1(content, tmp_path):
     assert str(path) in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        (("rows", 0, "step_time_s"), "1 s", "cases/0/rows/0/step_time_s: '1 s' is not of type"),
+        (("rows", 0, "mfu"), float("nan"), "NaN is no number"),
+        (("rows", 0, "step_time_s"), 10**400, "cases/0/rows/0/step_time_s: the number is too large"),
+        (("rows", 0, "candidate"), [1, 2], "cases/0/rows/0/candidate"),
+        (("rows", 0, "candidate"), {"pp": 1, "dp": "x", "mp": 1}, "cases/0/rows/0/candidate/dp"),
+        (("rows", 0, "kind"), "published", "cases/0/rows: the first row"),
+        (("rows",), [], "cases/0/rows"),
+        (("global_batch",), "64", "cases/0/global_batch"),
+        (("model",), "\x1b[31m", "'cases/0/model' holds text that cannot be printed"),
+        (("case",), "two", "cases/1/case: 'two' stands twice"),
+    ],
+)
+def test_edited_results_are_refused_by_file_and_field(field, value, message, tmp_path):
+    data = json.loads(json.dumps(to_json([RESULT, dataclasses.replace(RESULT, case="two")], {})))
+    place = data["cases"][0]
+    for key in field[:-1]:
+        place = place[key]
+    place[field[-1]] = value
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(TunerError, match=r"r\.json") as error:
+        load_results(path)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--list", "gpt-39b"),
+        ("--list", "--save", "r.json"),
+        ("--compare", "a.json", "b.json", "gpt-39b"),
+        ("--compare", "a.json", "b.json", "--save", "r.json"),
+        ("--compare", "a.json", "b.json", "--list"),
+    ],
+)
+def test_what_does_not_go_together_is_wrong_usage(arguments):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "stand alone" in result.stderr
+
+
 def test_a_row_without_figures_has_a_line_all_the_same():
     empty = dataclasses.replace(RESULT, rows=tuple(Row(kind, reason="none") for kind in ("ours", "reference")))
     assert "| none |" in to_markdown([empty])
@@ -247,21 +305,6 @@ def test_its_time_is_limited(case):
         assert tuner.answer(loaded).reason == "stopped: 0.01 s for all cases were over"
 
 
-# --- files
-
-
-def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "result.json"
-    path.write_text("before")
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("os.replace", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        write_whole(path, "after")
-    assert path.read_text() == "before"
-    assert list(tmp_path.iterdir()) == [path]
 def test_sigterm_ends_its_process_too(case):
     script = f"""
 from paddle_rbt_plugin.bench.case import find_case
@@ -279,3 +322,18 @@ with ReferenceTuner([case], 100) as tuner:
         os.kill(child, 0)
 
 
+# --- files
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "result.json"
+    path.write_text("before")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(path, "after")
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]

@@ -17,19 +17,18 @@ Each is one YAML file; those of the suite are in ``cases/``, and a user's own fi
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import yaml
 
+from paddle_rbt_plugin.cluster.strict import load_yaml
 from paddle_rbt_plugin.cost.candidate import Training
 from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.plan.form import problem
+from paddle_rbt_plugin.search import SearchSpace
 
 CASES = Path(__file__).parent / "cases"
 FLAGS = tuple(f.name for f in fields(Training) if f.default is False)
@@ -87,18 +86,27 @@ def find_case(reference: str) -> Case:
 def load_case(path: Path) -> Case:
     """The case that a file describes, named like the file. Raises TunerError that names the file and the field."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = load_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise TunerError(f"the benchmark case {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    for problem in _validator().iter_errors(content):
-        where = "/".join(map(str, problem.absolute_path)) or "the whole file"
-        raise TunerError(f"{path} is not a benchmark case: {where}: {problem.message[:200]}")
+    if wrong := problem("paddle_rbt_plugin.bench", "case.schema.json", content):
+        raise TunerError(f"{path} is not a benchmark case: {wrong}")
+    _check_space(f"{path}: search_space", content.get("search_space"))
+    for i, expert in enumerate(content.get("experts", ())):
+        _check_space(f"{path}: experts/{i}/strategy", expert["strategy"])
     experts = tuple(Expert(**expert) for expert in content.get("experts", ()))
     values = content | {"training": tuple(content.get("training", ())), "experts": experts}
     try:
         return Case(name=path.stem, **values)
     except TunerError as error:
         raise TunerError(f"{path}: {error}") from error
+
+
+def _check_space(where: str, space: Mapping[str, Any] | None) -> None:
+    try:
+        SearchSpace.parse(space)
+    except TunerError as error:
+        raise TunerError(f"{where}: {str(error).removeprefix('search_space: ')}") from error
 
 
 def _names() -> list[str]:
@@ -118,9 +126,3 @@ def _load(name: str) -> Case:
 def _nearest(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, list(known), 3, cutoff=0.5)
     return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
-
-
-@cache
-def _validator() -> Any:
-    schema = json.loads((files("paddle_rbt_plugin.bench") / "case.schema.json").read_text(encoding="utf-8"))
-    return jsonschema.Draft202012Validator(schema)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.plan.form import no_constant, problem, unprintable
 
 SCHEMA = 1
 _FIGURES = ("step_time_s", "peak_memory_bytes", "mfu")
@@ -69,17 +70,31 @@ def to_json(results: Sequence[Result], versions: Mapping[str, str]) -> dict[str,
 
 
 def load_results(path: str | Path) -> list[Result]:
-    """The results that a file holds. Raises TunerError that says what is wrong with it."""
+    """The results that a file holds. Raises TunerError that names the file and the field that is wrong."""
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=no_constant)
     except (OSError, ValueError, RecursionError) as error:
         raise TunerError(f"the results {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise TunerError(f"{path} holds no results of 'paddle-rbt bench' of schema {SCHEMA}; save some with --save")
-    try:
-        return [Result(**{**case, "rows": tuple(Row(**row) for row in case["rows"])}) for case in data["cases"]]
-    except (KeyError, TypeError) as error:
-        raise TunerError(f"{path} is not what 'paddle-rbt bench --save' wrote: {error}") from error
+    wrong = problem("paddle_rbt_plugin.bench", "results.schema.json", data) or _unfit(data)
+    if wrong:
+        raise TunerError(f"{path} is not what 'paddle-rbt bench --save' wrote: {wrong}")
+    return [Result(**{**case, "rows": tuple(Row(**row) for row in case["rows"])}) for case in data["cases"]]
+
+
+def _unfit(data: Mapping[str, Any]) -> str:
+    """What is wrong in results of the right form; empty where nothing is."""
+    if where := unprintable(data):
+        return f"{where} holds text that cannot be printed"
+    names = [case["case"] for case in data["cases"]]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            return f"cases/{i}/case: {name!r} stands twice"
+        kinds = [row["kind"] for row in data["cases"][i]["rows"]]
+        if kinds[0] != "ours" or "ours" in kinds[1:]:
+            return f"cases/{i}/rows: the first row, and no other, is of kind 'ours'"
+    return ""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from paddle_rbt_plugin.bench.results import Change, Result, Row, compare, load_r
 from paddle_rbt_plugin.bench.run import Bench
 from paddle_rbt_plugin.cli.output import Output, Report, make_table, titled
 from paddle_rbt_plugin.cli.saving import check_writable, save_file
+from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.plan.explain import spell_bytes, spell_candidate, spell_seconds
 from paddle_rbt_plugin.plugins import parse_cluster
 from paddle_rbt_plugin.search import Watcher
@@ -53,6 +54,9 @@ def run_suite(
         if path is not None:
             check_writable(path)
     chosen = [find_case(name) for name in cases] or list(suite())
+    names = [case.name for case in chosen]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise TunerError(f"two of the cases are named {twice!r}; results are told apart by the names of cases")
     with output.progress("benchmarks") as report:
         results = _run(chosen, reference, reference_limit, report)
     data = to_json(results, {"paddle-rbt-plugin": version("paddle-rbt-plugin"), "paddle": paddle.__version__})
