@@ -314,13 +314,13 @@ def test_why_not_and_model_go_together(arguments):
     assert result.exit_code == 2 and "go together" in result.stderr
 
 
-def test_why_not_of_a_pattern_that_is_not_there_suggests_one(model):
 @pytest.mark.parametrize("arguments", [["plan", "sys:exit", *PLAN], ["patterns", "--why-not", "ffn", "--model", "sys:exit"]])
 def test_a_model_that_exits_does_not_end_the_command_silently(arguments):
     result = run(*arguments)
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, "error: sys:exit raised SystemExit")
 
 
+def test_why_not_of_a_pattern_that_is_not_there_suggests_one(model):
     result = run("patterns", "--why-not", "fnn", "--model", model)
     assert result.exit_code == 1 and "did you mean 'ffn'" in result.stderr
 

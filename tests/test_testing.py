@@ -131,9 +131,6 @@ def test_a_pattern_that_takes_no_part_in_the_plan_is_an_assertion():
         compare_losses(siren, unfit)
 
 
-def test_a_function_that_other_processes_cannot_find_is_an_error():
-    with pytest.raises(rbt.TunerError, match="must be a function at the top of a module"):
-        compare_losses(lambda: None, TwoLayers)
 def test_a_pattern_whose_build_exits_is_an_error():
     def leave(self, g):
         raise SystemExit(0)
@@ -168,3 +165,6 @@ def test_a_script_without_a_guard_ends_with_advice(tmp_path):
     assert "put the call under if __name__ == '__main__'" in done.stderr.splitlines()[-1]
 
 
+def test_a_function_that_other_processes_cannot_find_is_an_error():
+    with pytest.raises(rbt.TunerError, match="must be a function at the top of a module"):
+        compare_losses(lambda: None, TwoLayers)
