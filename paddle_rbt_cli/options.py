@@ -66,11 +66,20 @@ def with_output(command: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _one_each(ctx: click.Context, param: click.Parameter, assignments: tuple[tuple[str, Any], ...]) -> Any:
+    keys = [key for key, _ in assignments]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise click.BadParameter(f"{key} is set more than once; list its values with commas: --set {key}=1,2", ctx, param)
+    return assignments
+
+
 set_option = click.option(
     "--set",
     "fixed",
     type=Assignment(),
     multiple=True,
+    callback=_one_each,
     metavar="KEY=VALUE",
     help="Fix or list values of a dimension: mp=2, micro_batch=1,2,4, recompute=auto.",
 )

@@ -63,6 +63,7 @@ def test_every_command_has_the_common_options(name):
         (["plan", "gpt3-1.3b", "--global-batch", "8"], "Missing option '--cluster'"),
         (["plan", "gpt3-1.3b", *PLAN, "--set", "mp"], "'mp' is not of the form key=value, such as mp=2"),
         (["plan", "gpt3-1.3b", *PLAN, "--set", "mp=1,"], "'mp=1,' is not of the form key=value"),
+        (["plan", "gpt3-1.3b", *PLAN, "--set", "pp=2", "--set", "pp=4"], "pp is set more than once; list its values"),
         (["plan", "gpt3-1.3b", *PLAN, "--presicion", "bf16"], "--precision"),
         (["plan", "gpt3-1.3b", "--cluster", "1x8:H100", "--global-batch", "0"], "0 is not in the range 1<=x<=16777216"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -135,3 +137,44 @@ def test_more_stages_than_layers_are_rejected_by_that_name(devices) -> None:
     for r in rejected:
         if r.candidate["pp"] > 3 and r.candidate["mp"] == 1:
             assert "exceeds the 3 layers" in r.reason
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({"sharding_degree": 3}, "sharding_degree 3 of search_space; sharding_degree can be 2, 4 or whole"),
+        ({"sharding_degree": 8, "dp": 4}, "sharding_degree 8 of search_space; sharding_degree can be 2, 4 or whole"),
+        (
+            {"sharding_degree": 2, "sharding_stage": 0},
+            "sharding_degree 2 of search_space where sharding_stage is 0; sharding_stage would have to be 1, 2 or 3",
+        ),
+        ({"vpp": 7}, "vpp 7 of search_space; vpp can be 1 or 2"),
+        ({"schedule": "VPP", "pp": 1}, "schedule VPP of search_space where pp is 1; pp would have to be 2"),
+        ({"order": "mp_dp", "mp": 1}, "order mp_dp of search_space where mp is 1; mp would have to be 2"),
+    ],
+)
+def test_a_value_that_no_candidate_has_is_answered_by_what_would_be_right(space, message) -> None:
+    with pytest.raises(NoFeasiblePlan, match=f"no candidate has {message}"):
+        enumerate_all(search_of("1x4:A100-80G", **space))
+
+
+@pytest.mark.parametrize("space", [{"sharding_degree": [2, 3]}, {"vpp": [2, 7]}, {"schedule": "auto"}, {"pp": 1, "vpp": 1}])
+def test_one_value_that_candidates_have_is_enough(space) -> None:
+    assert enumerate_all(search_of("1x4:A100-80G", **space))[0]
+
+
+@pytest.mark.parametrize(
+    ("layers", "space", "reason"),
+    [
+        (4, {"dp": 4, "sharding_stage": 3, "sharding_degree": 3}, "sharding_degree 3 of search_space; .* 2, 4 or whole"),
+        (2, {"pp": 2, "vpp": 2}, "vpp 2 of search_space; vpp can be 1"),
+        (4, {"dp": 1, "sharding_stage": 2}, "sharding_stage 2 of search_space; sharding_stage can be 0"),
+        (4, {"dp": 2, "micro_batch": 5}, "micro_batch 5 of search_space; micro_batch can be 1, 2, 3, 4, 6 or 12"),
+    ],
+)
+def test_what_rules_out_a_way_to_use_the_devices_is_named(layers, space, reason) -> None:
+    search = search_of("1x4:A100-80G", layers=layers, **space)
+    found, rejected = ways(search.analysis, search.cluster, search.training, search.space)
+    reasons = [r.reason for r in rejected if all(r.candidate[k] == space.get(k, r.candidate[k]) for k in ("pp", "dp", "mp"))]
+    assert not found and reasons
+    assert all(re.search(reason, r) for r in reasons), reasons

@@ -24,6 +24,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from itertools import product
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ from paddle_rbt_plugin.cluster import Cluster, factorisations
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.errors import NoFeasiblePlan, TunerError
 from paddle_rbt_plugin.search.analysis import Analysis
+from paddle_rbt_plugin.search.unmet import check_met, why_none
 
 _DEGREES = ("pp", "dp", "mp")
 _CHOICES = {
@@ -174,19 +176,28 @@ class Degrees:
 def ways(analysis: Analysis, cluster: Cluster, training: Training, space: SearchSpace) -> tuple[list[Degrees], list[Rejected]]:
     """Every factorisation of the devices that may run, and every other one with the reason.
 
-    Raises NoFeasiblePlan where the degrees that the search space allows do not use the devices exactly."""
+    Raises NoFeasiblePlan where the degrees that the search space allows do not use the devices exactly, and where a dimension
+    that it fixes has none of its values in any candidate."""
     _check_degrees(space, cluster)
     found: list[Degrees] = []
     rejected: list[Rejected] = []
     for degrees in _all_degrees(analysis, cluster, space):
         reason = _rules_out(analysis, training, space, degrees.to_dict())
         if not reason and next(variants(analysis, cluster, training, space, degrees), None) is None:
-            reason = f"no micro batch of the {training.global_batch // degrees.dp} samples per replica fits the search space"
+            reason = why_none(space, partial(variants, analysis, cluster, training, degrees=degrees))
         if reason:
             rejected.append(Rejected(degrees.to_dict(), reason))
         else:
             found.append(degrees)
+    if found:
+        check_met(space, partial(_every_candidate, analysis, cluster, training), training.mode == "train")
     return found, rejected
+
+
+def _every_candidate(analysis: Analysis, cluster: Cluster, training: Training, space: SearchSpace) -> Iterator[Candidate]:
+    for degrees in _all_degrees(analysis, cluster, space):
+        if not _rules_out(analysis, training, space, degrees.to_dict()):
+            yield from variants(analysis, cluster, training, space, degrees)
 
 
 def _all_degrees(analysis: Analysis, cluster: Cluster, space: SearchSpace) -> Iterator[Degrees]:
