@@ -11,6 +11,8 @@ from pattern_graphs import GraphWriter
 
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.errors import ClusterError, UnsupportedProgram
+from paddle_rbt_plugin.graph import names
+from paddle_rbt_plugin.graph.api import known_ops
 from paddle_rbt_plugin.graph.names import canonical_name, with_canonical_names
 from paddle_rbt_plugin.plugins import PluginWarning, detect_cluster, load_plugins, parse_cluster
 
@@ -97,6 +99,14 @@ def test_a_device_that_cannot_be_one_is_left_out_with_the_cause(install, old, ne
     assert state == "broken" and reason in found
 
 
+def test_of_two_devices_whose_names_differ_in_case_the_first_is_kept(install):
+    twice = '"ACME-X9", PROFILE)\n    register("acme-x9", PROFILE'
+    install("acme", {"x9": "acme_x9"}, acme_x9=DEVICE.replace('"ACME-X9", PROFILE', twice))
+    first, (name, state, reason) = reasons("device")
+    assert first == ("ACME-X9", "active", "")
+    assert (name, state) == ("acme-x9", "broken") and "already taken by a device of acme" in reason
+
+
 def gated_network():
     class Gated(paddle.nn.Layer):
         def __init__(self):
@@ -110,7 +120,9 @@ def gated_network():
     return Gated()
 
 
-def test_an_op_that_is_read_as_another_is_matched_planned_and_leaves_the_signature_alone(install, tmp_path):
+def test_an_op_that_is_read_as_another_is_matched_planned_and_leaves_the_signature_alone(install, monkeypatch):
+    every = known_ops()
+    monkeypatch.setattr(names, "known_ops", lambda: every - {"hardswish"})  # as if it were a custom op
     how = {"input_spec": [InputSpec([8, 16, 64], "float32", "x")], "cluster": "1x2:A100-80G", "search_space": {"pp": 1}}
     before = rbt.tune(gated_network(), **how)
     assert "gated_ffn" not in before.patterns
@@ -127,6 +139,8 @@ def test_an_op_that_is_read_as_another_is_matched_planned_and_leaves_the_signatu
         ('"acme_act", "gelu", aproximate=True', "'gelu' has no attribute 'aproximate'; it has approximate"),
         ('"acme_act"', "TypeError: "),
         ('5, "silu"', "an op's name is a string"),
+        ('"matmul", "gelu"', "the name 'matmul' is already taken by an op of Paddle"),
+        ('"relu_", "gelu"', "the name 'relu_' is already taken by an op of Paddle"),
     ],
 )
 def test_an_op_name_that_leads_nowhere_is_left_out_with_the_cause(install, call, reason):
@@ -138,8 +152,8 @@ def test_an_op_name_that_leads_nowhere_is_left_out_with_the_cause(install, call,
 def test_operands_go_by_position_and_attributes_by_name():
     w = GraphWriter()
     w.op("acme_gelu", w.data(8, 64))
-    names = {"acme_gelu": canonical_name("acme_gelu", "gelu", {"approximate": True})}
-    (op,) = with_canonical_names(w.graph(), names)
+    read_as = {"acme_gelu": canonical_name("acme_gelu", "gelu", {"approximate": True})}
+    (op,) = with_canonical_names(w.graph(), read_as)
     assert (op.type, dict(op.inputs), dict(op.attrs)) == ("gelu", {"x": (0,)}, {"approximate": True})
     with pytest.raises(UnsupportedProgram, match=r"no attribute 'approximate'.*register\('acme_gelu', 'gelu', approximate="):
         with_canonical_names(w.graph(), {"acme_gelu": canonical_name("acme_gelu", "gelu", {})})

@@ -25,10 +25,12 @@ class CanonicalName:
 
 
 def canonical_name(name: Any, canonical: Any, attrs: Mapping[str, Any]) -> CanonicalName:
-    """A checked name. Raises PatternError for a canonical op that the installed Paddle lacks, and for attributes that it has
-    not."""
+    """A checked name. Raises PatternError for one that Paddle's own ops have, for a canonical op that the installed Paddle
+    lacks, and for attributes that it has not."""
     if not isinstance(name, str) or not name:
         raise PatternError(f"an op's name is a string, such as 'my_silu', not {name!r}")
+    if name.removesuffix("_") in known_ops():
+        raise PatternError(f"the name {name!r} is already taken by an op of Paddle; only a custom op can be read as another")
     arguments = signature(canonical) if isinstance(canonical, str) else None
     if arguments is None:
         near = get_close_matches(str(canonical), known_ops(), 1)

@@ -115,7 +115,7 @@ class _Loader:
     def __init__(self, blocked: dict[str, str]):
         self.blocked = {_normal(name): reason for name, reason in blocked.items()}
         self.found: dict[Kind, dict[str, Any]] = {kind: {} for kind in HOOKS}
-        self.givers: dict[tuple[Kind, str], Origin] = {}  # who has each name; names are equal up to case
+        self.givers: dict[tuple[Kind, str], Origin] = {}  # who has each name; names but those of ops are equal up to case
         self.rows: list[PluginRow] = []
         self.names: set[str] = set()  # everything that could have been blocked
         self.unread = False  # a blocked plugin is not imported, so the names of its patterns stay unknown
@@ -152,14 +152,16 @@ class _Loader:
             return
         try:
             made = HOOKS[kind][1](origin, *args, **attrs)
-            giver = self.givers.setdefault((kind, name.casefold()), origin)
-            if giver is not origin or name in self.found[kind]:
+            key = kind, name if kind == "op_name" else name.casefold()  # Paddle tells ops apart by case
+            giver = self.givers.get(key)
+            if giver is not None:
                 raise PatternError(f"the name {name!r} is already taken by a {_word(kind)} of {giver.distribution}")
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             self._row(name, origin, kind, "broken", describe_error(error))
             return
+        self.givers[key] = origin
         self.found[kind][name] = made
         self._row(name, origin, kind, "active")
 
