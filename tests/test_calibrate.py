@@ -167,6 +167,12 @@ def test_one_device_alone_keeps_the_links_of_the_usual_machine() -> None:
     [
         ({"matmul_peek": 1.0}, r"software: unknown key 'matmul_peek'; did you mean matmul_peak"),
         ({"matmul_peak": 0}, "software.matmul_peak: must be above zero"),
+        ({"matmul_peak": 90}, "software.matmul_peak: 90 is not a share; write a share above 0 and at most 1, e.g. 0.7"),
+        ({"inter_bandwidth": 5}, "software.inter_bandwidth: 5 is not a share"),
+        ({"memory_peak": "most"}, "software.memory_peak: 'most' is not a quantity; write a share above 0 and at most 1"),
+        ({"update_peak": 1.01}, "software.update_peak: 1.01 is not a share"),
+        ({"fused_attention_peak": "70%"}, "software.fused_attention_peak: '70%' is not a quantity; write a share"),
+        ({"matmul_tile": 1e200}, r"software.matmul_tile: 1e\+200 is not a whole number from 1 to"),
         ({"kernel_gap_s": "-3 us"}, "software.kernel_gap_s: must not be below zero"),
         ({"matmul_fill_flop": "3 us"}, "software.matmul_fill_flop: '3 us' is not a quantity"),
         ({"collective_passes": None}, "software.collective_passes: nothing is not a quantity"),

@@ -29,8 +29,8 @@ OPTIONAL_KEYS = ("software",)
 
 SOFTWARE: Mapping[str, Callable[[Fields, str], float]] = MappingProxyType(
     {
-        **dict.fromkeys(("matmul_peak", "matmul_tile", "fused_attention_peak"), Fields.positive),
-        **dict.fromkeys(("memory_peak", "update_peak", "inter_bandwidth"), Fields.positive),
+        **dict.fromkeys(("matmul_peak", "fused_attention_peak", "memory_peak", "update_peak", "inter_bandwidth"), Fields.share),
+        "matmul_tile": Fields.count,
         **dict.fromkeys(("matmul_fill_flop", "collective_passes"), Fields.amount),
         **dict.fromkeys(("kernel_gap_s", "host_launch_s", "collective_launch_s"), Fields.latency),
     }

@@ -93,6 +93,14 @@ class Fields:
         """The number above zero under ``key``. Raises ClusterError for anything else."""
         return self._above_zero(key, self._number(key, {}, "a number, e.g. 312"))
 
+    def share(self, key: str) -> float:
+        """The number above 0 and at most 1 under ``key``. Raises ClusterError for anything else."""
+        right = "a share above 0 and at most 1, e.g. 0.7"
+        number = self._above_zero(key, self._number(key, {}, right))
+        if number > 1:
+            raise self.error(key, f"{_show(self.data[key])} is not a share; write {right}")
+        return number
+
     def memory(self, key: str) -> int:
         """Bytes under ``key``, above zero. Raises ClusterError for anything else."""
         number = self._number(key, BYTES, "bytes, or a number with a unit, e.g. '80 GiB'")
