@@ -88,6 +88,26 @@ def test_what_speaks_against_shardings_is_found(pattern, how, problem):
     assert found
 
 
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"degrees": {}}, r"whole numbers of at least 1 by axis, such as .*, not \{\}"),
+        ({"degrees": [("mp", 2)]}, "by axis, such as"),
+        ({"degrees": {"mp": 0}}, "mp cannot be 0"),
+        ({"degrees": {"mp": -2}}, "mp cannot be -2"),
+        ({"degrees": {"mp": "2"}}, "mp cannot be '2'"),
+        ({"degrees": {"mp": 2.0}}, "mp cannot be 2.0"),
+        ({"degrees": {"tp": 2}}, "unknown axis 'tp'; patterns shard along dp, mp"),
+        ({"displaces": {"fffn"}}, "displaces: no pattern is named 'fffn'; did you mean 'ffn'"),
+        ({"displaces": "ffn"}, "displaces is a set of names, not 'ffn'"),
+        ({"whole": {"up.0.wieght"}}, "whole: no parameter of the model is named 'up.0.wieght'; did you mean 'up.0.weight'"),
+    ],
+)
+def test_a_question_about_consistency_that_makes_no_sense_is_an_error(how, message):
+    with pytest.raises(rbt.TunerError, match=message):
+        assert_consistent(TwoLayers, lazy(), SPEC, **how)
+
+
 def test_conflicts_with_other_patterns_are_found_in_both_directions():
     class Rival(rbt.Pattern):
         name = "kit_rival"

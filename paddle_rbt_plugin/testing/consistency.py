@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from math import prod
 from typing import Any
 
 from paddle_rbt_plugin.cluster import ProcessMesh
+from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph.graph import Graph
 from paddle_rbt_plugin.pattern.match import Match
 from paddle_rbt_plugin.pattern.report import MatchReport, match_report
+from paddle_rbt_plugin.pattern.spec import SHARD_AXES
 from paddle_rbt_plugin.plugins import load_plugins
 from paddle_rbt_plugin.search import Analysis, analyse
 from paddle_rbt_plugin.testing.matching import AnyPattern, compiled_pattern, graph_of
@@ -19,7 +22,8 @@ DEGREES: Mapping[str, int] = {"dp": 2, "mp": 2}
 
 
 def assert_consistent(pattern: AnyPattern, model: Any, input_spec: Sequence[Any] | None = None, **how: Any) -> None:
-    """Asserts that nothing speaks against the shardings of ``pattern``; ``how`` as in ``inconsistencies``."""
+    """Asserts that nothing speaks against the shardings of ``pattern``; ``how``, and what is a TunerError, as in
+    ``inconsistencies``."""
     problems = inconsistencies(pattern, model, input_spec, **how)
     assert not problems, "\n".join(["the shardings of the pattern are not consistent:", *(f"- {p}" for p in problems)])
 
@@ -40,16 +44,43 @@ def inconsistencies(
     - It matches, and every match stands: none conflicts with another pattern's or reaches across layers.
     - No match of another pattern gives way to it, but for those that it ``displaces`` on purpose, by name.
     - It claims every parameter that its ops read, but for those it leaves to others (``whole``, by their name in the model).
-    - The ``degrees`` divide every dimension that it shards, and all it asks for survives Paddle's completion on that mesh."""
+    - The ``degrees`` divide every dimension that it shards, and all it asks for survives Paddle's completion on that mesh.
+
+    Raises TunerError for degrees that are no mesh, and for names that no pattern and no parameter has."""
+    _check_degrees(degrees)
     plugins = load_plugins()
     compiled = compiled_pattern(pattern, plugins)
     graph = graph_of(model, input_spec, loss, labels_spec)
+    _check_names("displaces", displaces, {p.name for p in plugins.patterns}, "pattern")
+    named = {name for t in graph.tensors if t.kind == "param" for name in (t.name, t.structured_name) if name}
+    _check_names("whole", whole, named, "parameter of the model")
     report = match_report(graph, compiled, plugins.patterns, plugins.op_names)
     if not report.matches:
         return (str(report),)
     others = [p for p in plugins.patterns if p.name != compiled.name]
     analysis = analyse(graph, [compiled, *others], op_names=plugins.op_names)
     return (*_conflicts(report, displaces), *_unclaimed(report, whole), *_misfits(report, analysis, degrees))
+
+
+def _check_degrees(degrees: Any) -> None:
+    right = "degrees are whole numbers of at least 1 by axis, such as {'dp': 2, 'mp': 2}"
+    if not isinstance(degrees, Mapping) or not degrees:
+        raise TunerError(f"{right}, not {degrees!r}")
+    for axis, degree in degrees.items():
+        if axis not in SHARD_AXES:
+            raise TunerError(f"degrees: unknown axis {axis!r}; patterns shard along {', '.join(SHARD_AXES)}")
+        if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
+            raise TunerError(f"{right}; {axis} cannot be {degree!r}")
+
+
+def _check_names(argument: str, names: Any, known: Collection[str], what: str) -> None:
+    if isinstance(names, str) or not isinstance(names, Collection):
+        raise TunerError(f"{argument} is a set of names, not {names!r}")
+    for name in names:
+        if name not in known:
+            near = get_close_matches(str(name), sorted(known), 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TunerError(f"{argument}: no {what} is named {name!r}{hint}")
 
 
 def _conflicts(report: MatchReport, displaces: Collection[str]) -> Iterator[str]:
