@@ -52,7 +52,7 @@ class Settings:
         if isinstance(reserve, bool) or not isinstance(reserve, (int, float)) or not 0 <= reserve < 1:
             raise TunerError(f"memory_reserve is a share of the device's memory, from 0 to less than 1, not {reserve!r}")
         limit = self.time_limit
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit < 0):
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit >= 0):
             raise TunerError(f"time_limit is a number of seconds, at least 0, not {limit!r}")
         if self.search_space is not None and not isinstance(self.search_space, Mapping):
             raise TunerError(f"search_space is a dict like {{'mp': [1, 2]}}, not {self.search_space!r}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
+import numpy
 import pytest
 from paddle.static import InputSpec
 from searching import search_of
@@ -106,6 +109,13 @@ def test_the_plan_is_the_one_that_the_named_model_prefers_and_says_so(model, tmp
         ("Prediction('1 s')", "answers a step time of '1 s'"),
         ("Prediction(1.0, 2e9)", "answers a peak memory .*; None, or predicts_memory = True"),
         ("Prediction(1.0, time={'forward': float('nan')})", "answers the breakdown"),
+        ("Prediction(1.0, time={'forward': -1.0})", "answers the breakdown {'forward': -1.0} .*finite seconds, none below 0"),
+        ("Prediction(1.0, time={'forward': '1'})", "answers the breakdown"),
+        ("Prediction(1.0, time={'for\\x1bward': 1.0})", "answers the breakdown .*printable names"),
+        ("Prediction(1.0, time=[1.0])", "answers the breakdown"),
+        ("Prediction(10**400)", r"answers a step time of 10+\.\.\.0+ for pp .*; a finite number of seconds above 0"),
+        ("Prediction(10**5000)", "answers a step time of "),
+        ("Prediction(1e-320)", "answers a step time of 1e-320 for pp .*; a number of seconds of at least 1e-12"),
     ],
 )
 def test_a_model_that_raises_or_answers_nonsense_is_reported_with_its_package(model, answer, cause):
@@ -145,6 +155,7 @@ def test_a_model_that_cannot_start_is_reported_with_its_package(model, body, cau
         ("def estimate", "def estimat", "PatternError: cost model 'acme' predicts nothing"),
         ('name = "acme"', 'name = "analytic"', "already taken by a cost model of paddle-rbt-plugin"),
         ('name = "acme"', "name = ''", "needs a name of letters"),
+        ('name = "acme"', 'name = "acme"; bounded = 1', "cost model 'acme': bounded is True or False, not 1"),
     ],
 )
 def test_a_malformed_model_is_left_out_with_the_cause(model, old, new, cause):
@@ -202,6 +213,28 @@ def test_a_model_with_bounds_of_the_analytic_one_finds_the_same_plan_as_it():
     best, usual = run_level(search, "o1").best, run_level(search_of("1x8:A100-80G"), "o1").best
     assert best.candidate == usual.candidate
     assert best.estimate.step_time_s == usual.estimate.step_time_s + 1e-6
+
+
+def test_a_bounded_model_that_undercuts_the_analytic_one_is_an_error():
+    class Under(rbt.CostModel):
+        name, bounded = "under", True
+
+        def estimate(self, case):
+            return rbt.Prediction(case.analytic.step_time_s * 0.99)
+
+    with pytest.raises(CostModelError, match=r"'under' .* below the .* of the analytic model, although it is bounded"):
+        run_level(searching(Under), "o1")
+
+
+def test_numbers_of_other_classes_become_plain_ones():
+    class Exact(rbt.CostModel):
+        name = "exact"
+
+        def estimate(self, case):
+            return rbt.Prediction(Fraction(1, 4), time={"a": numpy.float32(0.125), "b": Fraction(1, 8)})
+
+    estimate = run_level(searching(Exact), "o1").best.estimate
+    assert repr((estimate.step_time_s, estimate.time)) == "(0.25, {'a': 0.125, 'b': 0.125})"
 
 
 def test_a_model_that_predicts_memory_decides_what_fits():

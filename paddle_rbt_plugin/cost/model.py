@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
@@ -23,6 +24,10 @@ from paddle_rbt_plugin.errors import CostModelError, PatternError, TunerError, d
 from paddle_rbt_plugin.graph import Graph
 
 _NAME = re.compile(r"\w[\w.-]*")
+_SHORTEST_STEP_S = 1e-12
+"""Less than a clock cycle of any device; the throughput of much shorter steps is no finite number."""
+_ROUNDING = 1e-9
+"""By how much, relative to the step, sums of floats may fall short of what they should be."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,11 @@ class Prediction:
     """What a cost model answers."""
 
     step_time_s: float
-    """Seconds of one optimizer step, more than 0."""
+    """Seconds of one optimizer step, more than 0; no less than the analytic model says, where the model is ``bounded``."""
     peak_memory_bytes: float | None = None
     """Bytes on the fullest device; given if and only if the model ``predicts_memory``."""
     time: Mapping[str, float] = field(default_factory=dict)
-    """What the step is made of, in seconds, where the model knows: shown in the plan."""
+    """What the step is made of, in seconds, none below 0, where the model knows: shown in the plan."""
 
 
 class CostModel:
@@ -104,6 +109,9 @@ def check_cost_model(cls: Any) -> type[CostModel]:
         raise PatternError(f"{cls.__name__}: a cost model needs a name of letters, digits, '_', '-' and '.', not {cls.name!r}")
     if cls.estimate is CostModel.estimate:
         raise PatternError(f"cost model {cls.name!r} predicts nothing: it must define estimate(self, case)")
+    for key in ("bounded", "predicts_memory"):
+        if not isinstance(getattr(cls, key), bool):
+            raise PatternError(f"cost model {cls.name!r}: {key} is True or False, not {getattr(cls, key)!r}")
     return cls
 
 
@@ -140,42 +148,73 @@ class Judge:
             raise
         except BaseException as error:  # SystemExit too: a plugin must not end the job
             raise CostModelError(f"{self.source} failed on {_spell(case.candidate)}: {describe_error(error)}") from error
-        self._check(found, case.candidate)
-        analytic, step = case.analytic, float(found.step_time_s)
+        analytic = case.analytic
+        step, peak, time = self._checked(found, case)
         judged = replace(
             analytic,
             step_time_s=step,
-            time=dict(found.time),
+            time=time,
             tflops_per_gpu=analytic.tflops_per_gpu * analytic.step_time_s / step,
         )
-        if found.peak_memory_bytes is None:
+        if peak is None:
             return judged
         limit = min(stage.memory_limit_bytes for stage in analytic.stages)
-        peak = float(found.peak_memory_bytes)
         return replace(judged, peak_memory_bytes=peak, memory={}, fits=peak <= limit)
 
-    def _check(self, found: Any, candidate: Candidate) -> None:
+    def _checked(self, found: Any, case: Case) -> tuple[float, float | None, dict[str, float]]:
+        """Step time, peak memory and breakdown as plain numbers. Raises CostModelError, which says what would be right."""
+
         def wrong(what: str, right: str) -> CostModelError:
-            return CostModelError(f"{self.source} answers {what} for {_spell(candidate)}; {right} would be right")
+            return CostModelError(f"{self.source} answers {what} for {_spell(case.candidate)}; {right} would be right")
 
         if not isinstance(found, Prediction):
-            raise wrong(repr(found), "a Prediction")
-        if not _positive(found.step_time_s):
-            raise wrong(f"a step time of {found.step_time_s!r}", "a finite number of seconds above 0")
-        if self.predicts_memory and not _positive(found.peak_memory_bytes):
-            raise wrong(f"a peak memory of {found.peak_memory_bytes!r}", "a finite number of bytes above 0")
+            raise wrong(_show(found), "a Prediction")
+        step, peak, analytic = _number(found.step_time_s), _number(found.peak_memory_bytes), case.analytic
+        if step is None or step <= 0:
+            raise wrong(f"a step time of {_show(found.step_time_s)}", "a finite number of seconds above 0")
+        if step < _SHORTEST_STEP_S:
+            raise wrong(f"a step time of {step!r}", f"a number of seconds of at least {_SHORTEST_STEP_S}")
+        if self.bounded and step < analytic.step_time_s * (1 - _ROUNDING):
+            raise wrong(
+                f"a step time of {step!r}, below the {analytic.step_time_s!r} of the analytic model, although it is bounded,",
+                "bounded = False, or no less,",
+            )
+        if self.predicts_memory and (peak is None or peak <= 0):
+            raise wrong(f"a peak memory of {_show(found.peak_memory_bytes)}", "a finite number of bytes above 0")
         if not self.predicts_memory and found.peak_memory_bytes is not None:
             raise wrong("a peak memory", "None, or predicts_memory = True,")
-        if not isinstance(found.time, Mapping) or not all(isinstance(k, str) and _finite(v) for k, v in found.time.items()):
-            raise wrong(f"the breakdown {found.time!r}", "a dict of names and seconds")
+        time = _breakdown(found.time, -_ROUNDING * step)
+        if time is None:
+            raise wrong(f"the breakdown {_show(found.time)}", "a dict of printable names and finite seconds, none below 0,")
+        return step, peak, time
 
 
-def _finite(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+def _breakdown(time: Any, least: float) -> dict[str, float] | None:
+    """Names and seconds as plain numbers, what lies between ``least`` and 0 taken for 0; None for anything else."""
+    if not isinstance(time, Mapping) or not all(isinstance(name, str) and name and name.isprintable() for name in time):
+        return None
+    seconds = {name: _number(value) for name, value in time.items()}
+    plain = {name: max(0.0, s) for name, s in seconds.items() if s is not None and s >= least}
+    return plain if len(plain) == len(seconds) else None
 
 
-def _positive(value: Any) -> bool:
-    return _finite(value) and value > 0
+def _number(value: Any) -> float | None:
+    """A finite number as a plain float, whatever class it has; None for anything else."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _show(value: Any) -> str:
+    """What a model answered, as far as it can be shown."""
+    try:
+        return reprlib.repr(value)
+    except Exception:
+        return f"an object of class {type(value).__name__}"
 
 
 def _spell(c: Candidate) -> str:
