@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paddle_rbt_plugin.cluster import Cluster, check_job
@@ -100,7 +100,7 @@ def tune_graph(
     cluster = cluster_of(settings)
     space = SearchSpace.parse(settings.search_space)
     if settings.load_path is not None:
-        return _loaded(settings, graph, cluster, space, precision)
+        return _loaded(settings, graph, cluster, space, constraints, precision)
     plugins = load_plugins(settings.blocked_plugins)
     cost_model = plugins.cost_model(settings.cost_model)
     every = {p.name: p for p in (*plugins.patterns, *patterns)}.values()
@@ -123,9 +123,17 @@ def tune_graph(
     return plan
 
 
-def _loaded(settings: Settings, graph: Graph, cluster: Cluster, space: SearchSpace, precision: str | None) -> Plan:
+def _loaded(
+    settings: Settings,
+    graph: Graph,
+    cluster: Cluster,
+    space: SearchSpace,
+    constraints: Sequence[Constraint],
+    precision: str | None,
+) -> Plan:
     """The saved plan that the settings name. Raises PlanError for one of another program or cluster, and for one that the
-    search space rules out; warns of a precision that it was not made for."""
+    search space rules out; warns of a precision that it was not made for, and, also in the plan, of what the job's strategy
+    does otherwise."""
     plan = Plan.load(str(settings.load_path))
     plan.check_program(graph)
     plan.check_cluster(cluster)
@@ -144,6 +152,16 @@ def _loaded(settings: Settings, graph: Graph, cluster: Cluster, space: SearchSpa
             TunerWarning,
             stacklevel=4,
         )
+    otherwise = [
+        f"{name} {chosen[name]} ({constraint.reason} allows {', '.join(map(str, allowed))} only)"
+        for constraint in constraints
+        for name, allowed in constraint.values.items()
+        if name in chosen.keys() - without_meaning and chosen[name] not in allowed
+    ]
+    if otherwise:
+        note = f"not applied: {'; '.join(otherwise)}; a strategy made by plan.to_strategy() has the settings of the plan"
+        warnings.warn(f"the plan {str(settings.load_path)!r}: {note}", TunerWarning, stacklevel=4)
+        return replace(plan, notes=(*plan.notes, note))
     return plan
 
 

@@ -201,3 +201,20 @@ def test_an_op_without_a_sharding_rule_is_costed_as_its_bytes_and_listed() -> No
     assert [note for note in plan.notes if "1 flip" in note and "costed as the bytes" in note]
     assert "1 flip" in " ".join(plan.explain().split())
     assert verified(traced, plan)[0].differences == ()
+
+
+def test_the_products_of_convolutions_are_counted_in_the_program_too() -> None:
+    class Images(paddle.nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.head = paddle.nn.Conv2D(3, 8, 3), paddle.nn.GroupNorm(2, 8), paddle.nn.Linear(8, 1)
+
+        def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+            return paddle.mean(self.head(paddle.nn.functional.relu(self.norm(self.conv(x))).mean([2, 3])))
+
+    spec = [paddle.static.InputSpec([4, 3, 8, 8], "float32", "x")]
+    traced = trace_layer(Images(), spec)
+    plan = tune_graph(traced.graph, Settings(cluster="1x2:V100-32G", search_space={"dp": 2}))
+    (compared,) = verify(plan, traced.graph, traced.program)
+    assert compared.found.matmul_flop > 0
+    assert not compared.differences

@@ -30,7 +30,7 @@ from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion import Completion, complete, reads_apart
 from paddle_rbt_plugin.completion.forms import LOSS_REDUCTIONS, forms_on
-from paddle_rbt_plugin.cost.compute import products
+from paddle_rbt_plugin.cost.compute import CONVOLUTIONS, products
 from paddle_rbt_plugin.cost.memory import OPTIMIZER_STATES
 from paddle_rbt_plugin.cost.sizes import Sizes
 from paddle_rbt_plugin.cost.transfers import transfers
@@ -272,14 +272,20 @@ def _collectives(ops: Sequence[Any], mesh: ProcessMesh) -> Collectives:
 
 
 def _matmul_flop(ops: Sequence[Any]) -> float:
-    """A product of m x k by k x n is 2 m n k; its gradient is two products of as many, or one where one is not wanted."""
+    """A product of m x k by k x n is 2 m n k, a convolution the same with the size of a filter as k; a gradient is two
+    products of as many, or one where one is not wanted."""
     total = 0.0
     for op in ops:
-        if op.name() not in ("pd_op.matmul", "pd_op.matmul_grad"):
+        type_ = op.name().removeprefix("pd_op.")
+        backward = type_.endswith("_grad")
+        type_ = type_.removesuffix("_grad")
+        if type_ == "matmul":
+            x = _local_shape(op.operand_source(0))
+            inner = x[-2] if op.attrs()["transpose_x"] else x[-1]
+        elif type_ in CONVOLUTIONS:
+            inner = prod(_local_shape(op.operand_source(1))[1:])
+        else:
             continue
-        x = _local_shape(op.operand_source(0))
-        inner = x[-2] if op.attrs()["transpose_x"] else x[-1]
-        backward = op.name() == "pd_op.matmul_grad"
         out = _local_shape(op.operand_source(2) if backward else op.result(0))
         wanted = sum(r.initialized() for r in op.results()) if backward else 1
         total += 2.0 * wanted * prod(out) * inner
