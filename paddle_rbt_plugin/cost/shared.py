@@ -119,19 +119,24 @@ class SharedCosts:
     ) -> Sends:
         place = {id(c.value): i for i, c in enumerate(completion.crossings)}
         ranks = completion.mesh.size
+        known: dict[tuple[int, int], float] = {}  # bytes of a value as one completion has it; most layers share theirs
 
         def stored(value: Value, layer: int) -> float:
             mine = of_layer[layer]
-            scale = candidate.micro_batch * mine.mesh.degree("dp") / mine.batch
-            key = ("sent", mine.mesh.axes, mine.mesh.shape, scale, candidate.sequence_parallel)
-            if key not in self._sizes:
-                self._sizes[key] = Sizes(mine.mesh, scale, self.training.precision, candidate.sequence_parallel)
-            return self._sizes[key].stored(mine.crossings[place[id(value)]].value)
+            at = id(value), id(mine)
+            if at not in known:
+                scale = candidate.micro_batch * mine.mesh.degree("dp") / mine.batch
+                key = ("sent", mine.mesh.axes, mine.mesh.shape, scale, candidate.sequence_parallel)
+                if key not in self._sizes:
+                    self._sizes[key] = Sizes(mine.mesh, scale, self.training.precision, candidate.sequence_parallel)
+                known[at] = self._sizes[key].stored(mine.crossings[place[id(value)]].value)
+            return known[at]
 
         def seconds(value: Value, layer: int, source: int, target: int) -> float:
             nbytes, net = stored(value, layer), self.pair(source * ranks, target * ranks)
-            mp = self.machine(of_layer[layer].mesh, source * ranks)[1].networks.get("mp")
-            if not self.training.own_copies or candidate.sequence_parallel or mp is None or mp.ranks == 1:
+            whole = not self.training.own_copies or candidate.sequence_parallel
+            mp = None if whole else self.machine(of_layer[layer].mesh, source * ranks)[1].networks.get("mp")
+            if mp is None or mp.ranks == 1:
                 return collective_seconds("p2p", nbytes, net, self.constants)
             # Each rank sends its part, the receivers gather it (arXiv 2104.04473, section 4.1).
             part = collective_seconds("p2p", nbytes / mp.ranks, net, self.constants)
