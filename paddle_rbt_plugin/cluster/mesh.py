@@ -70,6 +70,11 @@ def factorisations(devices: int) -> tuple[tuple[int, int, int], ...]:
     return tuple((pp, devices // pp // mp, mp) for pp in _divisors(devices) for mp in _divisors(devices // pp))
 
 
+def smallest_factor(n: int) -> int:
+    """The smallest degree above 1 that divides ``n``; 1 where there is none."""
+    return next((p for p in range(2, n + 1) if n % p == 0), 1)
+
+
 def stage_meshes(
     cluster: Cluster, pp: int, dp: int, mp: int, axes: tuple[str, ...] = ("dp", "mp"), ep: int = 1
 ) -> tuple[ProcessMesh, ...]:

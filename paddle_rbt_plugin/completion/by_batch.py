@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+from paddle_rbt_plugin.cluster.mesh import ProcessMesh, smallest_factor
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.completion.propagate import AnyOracle, complete, make_oracle
 from paddle_rbt_plugin.completion.work import Completion
@@ -15,7 +15,7 @@ from paddle_rbt_plugin.layers.layers import Layers
 
 def complete_by_batch(graph: Graph, layers: Layers, batch: int) -> tuple[Completion, AnyOracle]:
     """The forward pass on a small data-parallel mesh, which shows what Paddle does with the batch, and whom it asked."""
-    factor = next((p for p in range(2, batch + 1) if batch % p == 0), 1)
+    factor = smallest_factor(batch)
     mesh = ProcessMesh(("dp",), (factor,), tuple(range(factor)))
     leaves = {t.index: data_parallel(t.shape, batch) for t in graph.data}
     oracle = make_oracle(mesh)

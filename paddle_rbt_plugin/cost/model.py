@@ -213,7 +213,7 @@ def _show(value: Any) -> str:
     """What a model answered, as far as it can be shown."""
     try:
         return reprlib.repr(value)
-    except Exception:
+    except (Exception, SystemExit):  # its own code may be what is broken
         return f"an object of class {type(value).__name__}"
 
 

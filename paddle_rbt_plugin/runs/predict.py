@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_rbt_plugin.cluster import Cluster, stage_meshes
+from paddle_rbt_plugin.cluster.mesh import smallest_factor
 from paddle_rbt_plugin.cost import DEFAULT, Candidate, Constants, Estimate, Training, estimate
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.handover.configs import config_graph
@@ -79,7 +80,7 @@ class Predictor:
 
     def _analysis(self, config: Config, dp: int) -> Analysis:
         # Completion wants a batch that the data-parallel degree divides, and cares for nothing else about it.
-        batch = next((p for p in range(2, dp + 1) if dp % p == 0), 2)
+        batch = max(2, smallest_factor(dp))
         if (config, batch) not in self._analyses:
             self._analyses[config, batch] = analyse(config_graph(config, batch), self._patterns, batch)
         return self._analyses[config, batch]

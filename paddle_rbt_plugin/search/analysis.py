@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
-from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+from paddle_rbt_plugin.cluster.mesh import ProcessMesh, smallest_factor
 from paddle_rbt_plugin.completion import (
     AnyOracle,
     Apart,
@@ -106,9 +106,9 @@ class Analysis:
         What Paddle answers depends on a degree only in what it divides, so the completion of the smallest mesh serves for all
         larger ones whose degrees divide every dimension that it shards. A data-parallel degree divides the batch."""
         apart = self._reads_apart(stages)
-        small = ProcessMesh(mesh.axes, tuple(map(_smallest_factor, mesh.shape)), (), mesh.experts)
+        small = ProcessMesh(mesh.axes, tuple(map(smallest_factor, mesh.shape)), (), mesh.experts)
         if not self._divides(self._completion(small, apart), mesh):
-            shape = (_smallest_factor(n) if axis == "dp" else n for axis, n in zip(mesh.axes, mesh.shape, strict=True))
+            shape = (smallest_factor(n) if axis == "dp" else n for axis, n in zip(mesh.axes, mesh.shape, strict=True))
             small = ProcessMesh(mesh.axes, tuple(shape), (), mesh.experts)
         return replace(self._completion(small, apart), mesh=mesh)
 
@@ -226,10 +226,6 @@ def _find_batch(graph: Graph) -> int:
     if not sizes:
         raise UnsupportedProgram("the program has no data input with a batch dimension; every input must be a program input")
     return sizes.most_common(1)[0][0]
-
-
-def _smallest_factor(n: int) -> int:
-    return next((p for p in range(2, n + 1) if n % p == 0), 1)
 
 
 def _legal(size: int) -> str:
