@@ -82,6 +82,13 @@ def test_full_recomputation_runs_the_blocks_forward_once_more_with_their_collect
     assert full.time["mp_communication"] == pytest.approx(none.time["mp_communication"] * 1.5, rel=0.1)
 
 
+def test_communication_in_the_passes_is_named_after_what_communicates() -> None:
+    alone, replicas, tensors = (estimated(c).time for c in (candidate(), candidate(dp=4), candidate(mp=4)))
+    assert alone["mp_communication"] == alone["batch_communication"] == 0
+    assert replicas["batch_communication"] > 0 == replicas["mp_communication"]  # the loss of the whole batch
+    assert tensors["mp_communication"] > 0 == tensors["batch_communication"]
+
+
 def test_sequence_parallelism_splits_what_tensor_parallelism_replicates() -> None:
     plain, split = (estimated(candidate(mp=4, sequence_parallel=s)) for s in (False, True))
     assert split.memory["activations"] < plain.memory["activations"]

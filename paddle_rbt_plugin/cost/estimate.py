@@ -60,8 +60,10 @@ class Estimate:
     """Every stage fits its device, less the reserve."""
     time: Mapping[str, float]
     """Seconds that add up to the step, along the busiest stage: ``forward``, ``backward``, ``recompute`` (kernels),
-    ``mp_communication``, ``ep_communication`` (the exchange of tokens, where experts are divided), ``host`` (the device waits
-    for launches), ``p2p``, ``bubble``, ``dp_communication`` (what is exposed of it), ``optimizer``."""
+    ``mp_communication``, ``batch_communication`` (what the batch splits and a pass needs whole: the loss, and what ops read that
+    Paddle knows no sharding of) or, where experts are divided, ``ep_communication`` (all along dp: the exchange of tokens above
+    all), ``regrouping`` (between layers on meshes of other shapes, level o2), ``host`` (the device waits for launches),
+    ``p2p``, ``bubble``, ``dp_communication`` (what is exposed of the synchronisation of gradients), ``optimizer``."""
     memory: Mapping[str, float]
     """Bytes that add up to the peak: ``parameters``, ``master_weights``, ``gradients``, ``optimizer_states``,
     ``activations``, ``recomputed``, ``temporaries``, ``communication``."""
@@ -138,17 +140,16 @@ def model_flop(completion: Completion, candidate: Candidate, shared: SharedCosts
 def _pipeline_breakdown(s: StageCost, micro_batches: int, pipeline: float, c: Constants, experts: bool) -> dict[str, float]:
     forward, recompute, backward = (sum(passes, PassCost()) for passes in (s.forward, s.recompute, s.backward))
     p2p = sum(s.send_ahead) + sum(s.send_back)
-    device = sum(p.compute + p.communication for p in (forward, recompute, backward))
+    passes = forward + recompute + backward
     busy = s.busy_seconds(c)
-    communication = sum(p.communication for p in (forward, recompute, backward))
-    exchange = sum(p.along_dp for p in (forward, recompute, backward)) if experts else 0.0
     return {
         "forward": micro_batches * forward.compute,
         "backward": micro_batches * backward.compute,
         "recompute": micro_batches * recompute.compute,
-        "mp_communication": micro_batches * (communication - exchange),
-        **({"ep_communication": micro_batches * exchange} if experts else {}),
-        "host": micro_batches * (busy - p2p - device),
+        "mp_communication": micro_batches * passes.along_mp,
+        "ep_communication" if experts else "batch_communication": micro_batches * passes.along_dp,
+        "regrouping": micro_batches * passes.regrouping,
+        "host": micro_batches * (busy - p2p - passes.compute - passes.communication),
         "p2p": micro_batches * p2p,
         "bubble": pipeline - micro_batches * busy,
     }

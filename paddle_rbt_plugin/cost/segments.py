@@ -33,19 +33,27 @@ class PassCost:
     """One pass through a segment: seconds of kernels and of collectives on the device, launches by the host, FLOP."""
 
     compute: float = 0.0
-    communication: float = 0.0
     launches: int = 0
     flop: float = 0.0
+    along_mp: float = 0.0
+    """Seconds of communication along the tensor-parallel axis."""
     along_dp: float = 0.0
-    """Seconds of the communication along the data-parallel axis: what experts divided over it exchange."""
+    """Seconds along the data-parallel axis: of what the batch splits, and of what experts divided over it exchange."""
+    regrouping: float = 0.0
+    """Seconds to bring hidden states to layers on a mesh of another shape."""
+
+    @property
+    def communication(self) -> float:
+        return self.along_mp + self.along_dp + self.regrouping
 
     def __add__(self, other: PassCost) -> PassCost:
         return PassCost(
             self.compute + other.compute,
-            self.communication + other.communication,
             self.launches + other.launches,
             self.flop + other.flop,
+            self.along_mp + other.along_mp,
             self.along_dp + other.along_dp,
+            self.regrouping + other.regrouping,
         )
 
     def seconds(self, c: Constants) -> float:
@@ -135,8 +143,8 @@ def _pass_cost(
     reduced while the gradient of its weight is computed."""
     left_out = {i for core in fused for i in core.ops}
     total = sum((_fused_cost(core, sizes, machine, is_backward) for core in fused), PassCost())
-    compute, communication, launches, flop = total.compute, total.communication, total.launches, total.flop
-    along_dp, beside = 0.0, dict[str, float]()
+    compute, launches, flop = total.compute, total.launches, total.flop
+    along, beside = {"mp": 0.0, "dp": 0.0}, dict[str, float]()
     for i, (kernel, traffic) in enumerate(kernels):
         if i in left_out:
             continue
@@ -149,12 +157,11 @@ def _pass_cost(
             beside[name] = beside.get(name, 0.0) + _weight_gradient_seconds(kernel, sizes, machine)
         for collective in kernel.collectives:
             seconds = collective_costs(collective, sizes, machine)
-            communication += sum(seconds.values())
-            along_dp += sum(seconds.values()) if collective.axis == "dp" else 0.0
+            along[collective.axis] += sum(seconds.values())
             if overlap and collective.axis == "mp":
                 reduction = seconds.get("all_reduce", seconds.get("reduce_scatter", 0.0))
-                communication -= min(reduction, beside.get(collective.value.name, 0.0))
-    return PassCost(compute, communication, launches, flop, along_dp)
+                along["mp"] -= min(reduction, beside.get(collective.value.name, 0.0))
+    return PassCost(compute, launches, flop, along["mp"], along["dp"])
 
 
 def _weight_gradient_seconds(kernel: Kernel, sizes: Sizes, machine: Machine) -> float:
@@ -172,7 +179,7 @@ def _fused_cost(core: AttentionCore, sizes: Sizes, machine: Machine, is_backward
     *heads, queries, keys = sizes.shape(core.scores)
     flop = attention_flop(prod(heads, start=1.0), queries, keys, sizes.shape(core.query)[-1], causal=True)
     cost = fused_attention_cost(core.query, core.key, flop, sizes, machine.device, machine.constants, is_backward)
-    return PassCost(cost.seconds, 0.0, cost.launches, cost.flop)
+    return PassCost(cost.seconds, cost.launches, cost.flop)
 
 
 def _outside(kernels: Sequence[Kernel], fused: Iterable[AttentionCore]) -> list[Kernel]:

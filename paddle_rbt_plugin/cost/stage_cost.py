@@ -122,7 +122,7 @@ class StageCosting:
         device, machine = self.shared.machine(self.completion.mesh, stage.index * self.ranks)
         work = tuple(tuple(id(self._work(i)) for i in chunk) for chunk in stage.chunks)
         meshes = tuple(id(self._strategy(i)) for i in stage.segments) if len(set(map(id, self.strategies))) > 1 else ()
-        key = (id(machine), work, meshes, tuple(v.name for v in stage.shared))
+        key = (id(machine), work, meshes, tuple(c.value.name for c in stage.shared))
         if key not in self._known:
             self._known[key] = self._alike(stage)
         alike = self._known[key]
@@ -146,7 +146,7 @@ class StageCosting:
         chunks = [[self._segment(i, first) for i in chunk] for chunk in stage.chunks]
         moves = [self._moves(chunk, first) for chunk in stage.chunks]
         backward = tuple(
-            sum((s.backward for s in chunk), PassCost(communication=back))
+            sum((s.backward for s in chunk), PassCost(regrouping=back))
             for chunk, (_, back) in zip(chunks, moves, strict=True)
         )
         parts = self._parts(stage)
@@ -154,7 +154,7 @@ class StageCosting:
         return _Alike(
             segments=[s for chunk in chunks for s in chunk],
             forward=tuple(
-                sum((s.forward for s in chunk), PassCost(communication=ahead))
+                sum((s.forward for s in chunk), PassCost(regrouping=ahead))
                 for chunk, (ahead, _) in zip(chunks, moves, strict=True)
             ),
             recompute=tuple(sum((s.recompute for s in chunk), PassCost()) for chunk in chunks),
@@ -209,10 +209,9 @@ class StageCosting:
                 part.gradients[sync.axis] = part.gradients.get(sync.axis, 0.0) + sizes.numel(sync.value)
         if self.training.own_copies:
             tied = self._sizes(stage.segments[0])
-            copied = sum(map(tied.numel, stage.shared))
             part = parts[self._strategy(stage.segments[-1]).completion.mesh.degree("dp")]
-            part.parameters += copied
-            part.trained += copied
+            part.parameters += sum(tied.numel(c.value) for c in stage.shared)
+            part.trained += sum(tied.numel(c.value) for c in stage.shared if c.has_gradient)
         return list(parts.values())
 
     def _sync_seconds(self, part: _Part, first: int, backward: float) -> float:
