@@ -22,13 +22,28 @@ def sampled(search, count=60):
 def test_no_candidate_is_faster_than_its_bound_and_memory_is_that_of_its_tightest_stage(cluster, wide) -> None:
     search = search_of(cluster, layers=6, wide=wide, schedule="auto", order="auto")
     for candidate in sampled(search):
-        bound = search.bounds.of(search.completion(candidate), candidate)
-        exact = search.evaluate(candidate).estimate
-        assert bound.step_time_s <= exact.step_time_s * (1 + 1e-9), candidate
-        tightest = max(exact.stages, key=lambda s: s.peak_memory_bytes - s.memory_limit_bytes)
-        assert bound.peak_memory_bytes == pytest.approx(tightest.peak_memory_bytes), candidate
-        assert bound.memory_limit_bytes == pytest.approx(tightest.memory_limit_bytes)
-        assert (bound.missing_bytes <= 0) == exact.fits
+        assert_bounded(search, candidate)
+
+
+def assert_bounded(search, candidate) -> None:
+    bound = search.bounds.of(search.completion(candidate), candidate)
+    exact = search.evaluate(candidate).estimate
+    assert bound.step_time_s <= exact.step_time_s * (1 + 1e-9), candidate
+    tightest = max(exact.stages, key=lambda s: s.peak_memory_bytes - s.memory_limit_bytes)
+    assert bound.peak_memory_bytes == pytest.approx(tightest.peak_memory_bytes), candidate
+    assert bound.memory_limit_bytes == pytest.approx(tightest.memory_limit_bytes)
+    assert (bound.missing_bytes <= 0) == exact.fits
+
+
+@pytest.mark.parametrize("frozen_embedding", [False, True])
+def test_the_copy_of_a_tied_head_is_trained_where_the_embedding_is(frozen_embedding) -> None:
+    search = search_of("1x4:A100-80G", wide=True, pp=2, vpp=1, own_copies=True, frozen_embedding=frozen_embedding)
+    for candidate in sampled(search, 20):
+        assert_bounded(search, candidate)
+    completion = search.completion(candidate)
+    copies, trained = search.bounds.tied_parameters(completion).sum(1)
+    assert copies > 0
+    assert trained == (0 if frozen_embedding else copies)
 
 
 def test_the_bound_of_one_stage_is_its_step() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from paddle_rbt_plugin.completion.work import Completion, Value
+from paddle_rbt_plugin.completion.work import Completion, Crossing
 from paddle_rbt_plugin.cost.transfers import transfers
 from paddle_rbt_plugin.errors import TunerError
 
@@ -21,7 +21,7 @@ class Stage:
     """First and last layer of each chunk."""
     chunks: tuple[tuple[int, ...], ...]
     """Positions in ``completion.work`` of each chunk's segments."""
-    shared: tuple[Value, ...]
+    shared: tuple[Crossing, ...]
 
     @property
     def segments(self) -> tuple[int, ...]:
@@ -54,10 +54,10 @@ def make_stages(completion: Completion, pp: int, chunks: int, stage_layers: Sequ
     chunk_of_layer = [j for j, n in enumerate(sizes) for _ in range(n)]
     for i, segment in enumerate(completion.layers.segments):
         members[chunk_of_layer[segment.layer]].append(i)
-    shared: list[list[Value]] = [[] for _ in range(pp)]
+    shared: list[list[Crossing]] = [[] for _ in range(pp)]
     for t in transfers(completion, [j % pp for j in chunk_of_layer]):
         if t.crossing.value.kind == "param":
-            shared[t.target].append(t.crossing.value)
+            shared[t.target].append(t.crossing)
     stages = []
     for s in range(pp):
         own = range(s, len(sizes), pp)

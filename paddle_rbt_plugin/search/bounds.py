@@ -67,11 +67,11 @@ class LayerRows:
 @dataclass(frozen=True)
 class _Layout:
     """Which distinct segments each layer holds. ``tied`` are parameters that a layer reads and another layer holds:
-    (reading layer, holding layer, elements on one device)."""
+    (reading layer, holding layer, elements on one device, those of them that are trained)."""
 
     distinct: tuple[int, ...]
     counts: np.ndarray
-    tied: tuple[tuple[int, int, int], ...]
+    tied: tuple[tuple[int, int, int, int], ...]
 
 
 class Bounds:
@@ -168,9 +168,9 @@ class Bounds:
         back = back + np.reshape(sends.back, (chunks, pp))
         total = added.sum(0)
         chunk_of = np.repeat(np.arange(pp * chunks), np.diff([*starts, count]))
-        for reading, holding, numel in self._layout(completion).tied if self.shared.training.own_copies else ():
+        for reading, holding, *numels in self._tied(completion):
             if chunk_of[reading] % pp != chunk_of[holding] % pp:
-                total[chunk_of[reading] % pp, [PARAMETERS, TRAINED]] += numel
+                total[chunk_of[reading] % pp, [PARAMETERS, TRAINED]] += numels
         devices = [d for d, _ in machines]
         return _Stages(
             before=np.concatenate(([0.0], np.cumsum(ahead[0] + back[0])[:-1])),
@@ -200,11 +200,15 @@ class Bounds:
         return [(s, of == s) for s in numbers.values()]
 
     def tied_parameters(self, completion: Completion) -> np.ndarray:
-        """Per layer, elements on one device of parameters that an earlier layer holds and it holds a copy of."""
-        found = np.zeros(completion.layers.count)
-        for reading, _, numel in self._layout(completion).tied if self.shared.training.own_copies else ():
-            found[reading] += numel
+        """Per layer, elements on one device of parameters that an earlier layer holds and it holds a copy of: all, and those
+        that are trained."""
+        found = np.zeros((2, completion.layers.count))
+        for reading, _, *numels in self._tied(completion):
+            found[:, reading] += numels
         return found
+
+    def _tied(self, completion: Completion) -> tuple[tuple[int, int, int, int], ...]:
+        return self._layout(completion).tied if self.shared.training.own_copies else ()
 
     def _closing(self, stages: _Stages, completion: Completion, candidate: Candidate) -> float:
         """Synchronisation and update of the stage with most parameters."""
@@ -262,9 +266,10 @@ def _layout(completion: Completion) -> _Layout:
             distinct.append(i)
         counts[segment.layer, number[key]] += 1
     tied = (
-        (reader, c.layer, c.value.local_numel(completion.mesh, 1.0))
+        (reader, c.layer, numel, numel if c.has_gradient else 0)
         for c in completion.crossings
         if c.value.kind == "param"
+        for numel in [c.value.local_numel(completion.mesh, 1.0)]
         for reader in c.readers
     )
     return _Layout(tuple(distinct), counts[:, : len(distinct)], tuple(tied))

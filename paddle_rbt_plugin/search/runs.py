@@ -113,8 +113,10 @@ class StageRuns:
         added = rows.added
         seconds = np.maximum(added[:, FORWARD], added[:, FORWARD_LAUNCHES] * c.host_launch_s)
         seconds = seconds + np.maximum(added[:, BACKWARD], added[:, BACKWARD_LAUNCHES] * c.host_launch_s)
-        copied = self.bounds.tied_parameters(completion) if self.stage else 0.0
-        params, trained = added[:, PARAMETERS] + copied, added[:, TRAINED] + copied
+        params, trained = added[:, PARAMETERS], added[:, TRAINED]
+        if self.stage:
+            copied, trained_copies = self.bounds.tied_parameters(completion)
+            params, trained = params + copied, trained + trained_copies
         memory = total_state_bytes(params, trained, candidate, training, option.dp)
         memory = memory + (self.in_flight * added[:, KEPT] if training.mode == "train" else 0.0)
         seconds = seconds + self._closing(option, added, trained) / self.steps
