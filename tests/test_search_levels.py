@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from itertools import combinations, pairwise, product
 
 import numpy as np
@@ -66,6 +67,34 @@ def test_the_dynamic_programme_finds_what_trying_everything_finds(cluster, layer
             assert found.seconds == pytest.approx(expected)
             assert o2.best_cut(search, setting, below=found.seconds * 1.001).seconds == pytest.approx(expected)
     assert False in seen
+
+
+@lru_cache
+def searched(cluster, wide):
+    search = search_of(cluster, layers=6, wide=wide, batch=16, schedule="auto", micro_batch=[1, 2, 4])
+    return search, [(setting, o2._least(search, setting)) for setting in o2._settings(search)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_no_cut_and_no_strategies_are_estimated_below_the_bound_of_their_setting(data) -> None:
+    clusters = ["1x4:A100-80G", "3x2:H100", HETERO, "1x2:V100-16G+2x1:H100"]
+    search, found = searched(data.draw(st.sampled_from(clusters)), data.draw(st.booleans()))
+    setting, least = data.draw(st.sampled_from(found))
+    layers, pp = search.analysis.layers.count, setting.candidate.pp
+    cuts = data.draw(st.sets(st.integers(1, layers - 1), min_size=pp - 1, max_size=pp - 1))
+    options = st.integers(0, len(setting.options) - 1)
+    chosen = data.draw(options.map(lambda i: [i] * layers) | st.lists(options, min_size=layers, max_size=layers))
+    cut = o2.Cut(0.0, tuple(np.diff([0, *sorted(cuts), layers]).tolist()), tuple(chosen))
+    assert least <= o2._evaluate(search, setting, cut).estimate.step_time_s * (1 + 1e-9)
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=8), st.integers(1, 64))
+def test_the_weights_of_that_bound_are_those_of_a_mean(times, steps) -> None:
+    weights = o2._mixed(1 / np.array(times), steps)
+    before = np.cumsum(times) - times
+    assert weights @ times <= (before + steps * np.array(times)).max() * (1 + 1e-9)
+    assert o2._mixed(np.ones(len(times)), steps) == pytest.approx(1 / (1 - (1 - 1 / steps) ** len(times)))
 
 
 def test_the_objective_is_close_to_the_estimate() -> None:

@@ -6,18 +6,19 @@
 
 T is the makespan of FThenB and 1F1B with m micro batches and equal stages; t and the memory of a run are defined in ``runs``.
 For each way to divide devices and batch (``_settings``) the dynamic programme ``cut`` goes over (layers done, stages done) and
-keeps every (sum t, max t) that no other beats, so the best of all cuts and strategies is found; ``tests/test_search_o2.py``
-compares it with trying everything. Left out is only what cannot beat what is already found: settings by ``_least``, runs by
-what they exceed their fastest strategies by.
+keeps every (sum t, max t) that no other beats, so the cut and the strategies of least T are found;
+``tests/test_search_levels.py`` compares it with trying everything.
 
-The winner of each setting is then estimated as any other candidate, pipeline simulated, and the best estimate wins. The winner
+The winner of each setting is then estimated as any other candidate, pipeline simulated, and the best estimate wins. No setting
+is left out that holds a plan whose estimate is better (``_least``); of the plans of one setting only those are looked for whose
+T is, which differs from the estimate by what it simplifies: stages that differ, and what ``runs`` says. The winner
 of level o1 takes part, so level o2 is never worse. The interleaved schedule, whose chunks Paddle cuts evenly, comes from o1.
 Under a cost model without bounds, settings and cuts are those that the analytic model finds; which of them wins is that one's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -29,7 +30,7 @@ from paddle_rbt_plugin.cost.pipeline import in_flight
 from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
 from paddle_rbt_plugin.search.o1 import Search, run_o1
 from paddle_rbt_plugin.search.result import Evaluated, SearchResult
-from paddle_rbt_plugin.search.runs import Option, StageRuns, Way, option_of
+from paddle_rbt_plugin.search.runs import CLOSING, Option, StageRuns, Way, option_of
 from paddle_rbt_plugin.search.space import candidate_dict, variants, ways
 
 _BY_LAYER = frozenset({"dp", "mp", "micro_batch", "recompute"})
@@ -115,30 +116,51 @@ def _settings(search: Search) -> Iterator[Setting]:
 
 
 def _least(search: Search, setting: Setting) -> float:
-    """Less than any plan of the setting takes, memory aside."""
-    steps = setting.candidate.accumulate_steps
-    costs, shares = _fastest(search, setting)
-    return float(costs.min(0).sum() + (steps - 1) * (shares[:, None] * costs).min(0).sum())
+    """No plan of the setting is estimated to take less, whatever its cut and its strategies.
+
+    With t_s and c_s what stage s takes per micro batch and once per step, t that of the device or of the host alone,
+
+        step >= max over s of (sum over i < s of t_i + m t_s) + max over s of c_s  (see ``bounds``)
+             >= sum over s of (w_s t_s + c_s / pp)
+
+    where w comes from any weights of the terms of the first maximum (``_mixed``), and every layer adds to the sum at least what
+    it does on the stage and with the strategies where that is least."""
+    parts = _over_stages(search, setting, StageRuns.least_parts)
+    closing = parts[:, :, CLOSING] / len(parts)
+    per_step = (
+        _mixed(part.sum(1), setting.candidate.accumulate_steps)[:, None] * part for part in np.moveaxis(parts, 2, 0)[:CLOSING]
+    )
+    return max(float((seconds + closing).min(0).sum()) for seconds in per_step)
 
 
-def _fastest(search: Search, setting: Setting) -> tuple[np.ndarray, np.ndarray]:
-    """Per stage and layer the least time under any strategy, and per stage its share of the speed of all.
+def _mixed(whole: np.ndarray, steps: int) -> np.ndarray:
+    """Per stage, how often its time counts in a weighted mean of the terms ``sum over i < s of t_i + m t_s``, where
+    ``whole`` is what all layers would take there. The weights make all ``w_s * whole_s`` equal as far as they can, so that no
+    cut has much less; on equal stages w_s = 1 / (1 - (1 - 1 / m) ** pp)."""
+    weights = np.zeros(len(whole))
+    for s in reversed(range(len(whole))):
+        weights[s] = max(0.0, 1.0 / whole[s] - weights.sum()) / steps
+    later = np.cumsum(weights[::-1])[::-1] - weights
+    return (steps * weights + later) / weights.sum()
 
-    Whatever the cut, the longest stage takes at least the mean of all with these shares as weights, and so at least the sum
-    over layers of the least share * time; on equal stages that is an equal part of all layers."""
+
+def _over_stages(search: Search, setting: Setting, least: Callable[[StageRuns], np.ndarray]) -> np.ndarray:
+    """What ``least`` says of every stage, equal stages asked once."""
     stages = range(setting.candidate.pp) if not search.cluster.is_homogeneous else (0,)
-    costs = np.stack([_stage_runs(search, setting, s).least_seconds() for s in stages])
-    costs = np.broadcast_to(costs, (setting.candidate.pp, costs.shape[1]))
-    speeds = 1.0 / costs.sum(1)
-    return costs, speeds / speeds.sum()
+    found = np.stack([least(_stage_runs(search, setting, s)) for s in stages])
+    return np.broadcast_to(found, (setting.candidate.pp, *found.shape[1:]))
 
 
 def best_cut(search: Search, setting: Setting, below: float = np.inf) -> Cut | None:
     """The best cut and strategies of a setting, or None where nothing fits or nothing takes less than ``below`` seconds."""
     c, layers = setting.candidate, search.analysis.layers.count
-    # A run that exceeds its fastest strategies by e makes the sum of stages longer by e, the longest by its share of e.
-    room = below - _least(search, setting)
-    slacks = room / (1 + (c.accumulate_steps - 1) * _fastest(search, setting)[1])
+    costs = _over_stages(search, setting, StageRuns.least_seconds)
+    # Whatever the cut, the longest stage takes at least the mean of all weighted by their speeds. So a run that exceeds its
+    # fastest strategies by e makes the sum of stages longer by e, the longest by its stage's share of the speed times e.
+    speeds = 1.0 / costs.sum(1)
+    more = (c.accumulate_steps - 1) * speeds / speeds.sum()
+    least = costs.min(0).sum() + (more[:, None] * costs).min(0).sum()
+    slacks = (below - least) / (1 + more)
     stages = [_stage_runs(search, setting, s, slack) for s, slack in enumerate(slacks)]
     most = [min(layers, stage.most_layers()) for stage in stages]
     for stage in stages:

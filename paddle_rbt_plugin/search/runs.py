@@ -7,8 +7,9 @@ A strategy arranges the devices of the stage (dp x mp) and says what is recomput
     memory = sum over layers of (states + micro batches in flight * kept) + largest revived + largest temporary
              + largest message + bucket
 
-where a layer's part of the synchronisation is its part of the gradients, and passes that wait for the host are counted layer by
-layer (``estimate`` counts them stage by stage, so it is never slower). ``StageRuns.ends`` extends runs layer by layer and keeps
+where a layer's part of the synchronisation is its part of the gradients, passes that wait for the host are counted layer by
+layer (``estimate`` counts them stage by stage, so it is never slower), and a stage sends what it does where all have as many
+layers. ``StageRuns.ends`` extends runs layer by layer and keeps
 the ways that no other way beats in t, memory and each of the three maxima (``_unbeaten``). A way that ends in another strategy
 beats one if it still does after resharding to that one's strategy, which is no approximation, since resharding keeps the
 triangle inequality: one all-gather, larger the fewer ranks share the batch. Only beyond ``EXACT`` ways are they thinned
@@ -26,6 +27,7 @@ from functools import cached_property
 import numpy as np
 
 from paddle_rbt_plugin.cost.candidate import Candidate
+from paddle_rbt_plugin.cost.communication import collective_seconds
 from paddle_rbt_plugin.cost.memory import gradient_itemsize
 from paddle_rbt_plugin.cost.stage_cost import LayerStrategy, boundary_bytes
 from paddle_rbt_plugin.cost.stages import even_split
@@ -46,6 +48,8 @@ from paddle_rbt_plugin.search.bounds import (
 
 TIME, MEMORY = range(2)
 """Columns of a way that add up; three more hold the largest revived, temporary and message."""
+DEVICE, HOST, CLOSING = range(3)
+"""Parts of a layer's time: seconds per micro batch of kernels and collectives, of launches, seconds once per step."""
 EXACT = 1000
 """Ways that are compared with each other; more are thinned."""
 _BINS = 256
@@ -102,28 +106,31 @@ class StageRuns:
         self.first = stage * self.size
         self.least_layers = 1
         """No plan gives the stage fewer, since the others cannot hold the rest."""
-        self._costs = np.stack([self._layer_costs(option) for option in self.options])
+        costs, parts = zip(*map(self._layer_costs, self.options), strict=True)
+        self._costs = np.stack(costs)
+        self._parts = np.stack(parts)
         self._memo: dict[tuple[int, ...], tuple[np.ndarray, list[Choice]]] = {}
 
-    def _layer_costs(self, option: Option) -> np.ndarray:
-        """Per layer: time, memory, revived, temporary, message."""
+    def _layer_costs(self, option: Option) -> tuple[np.ndarray, np.ndarray]:
+        """Per layer: time, memory, revived, temporary, message; and the parts of its time."""
         shared, candidate, completion = self.bounds.shared, option.candidate, option.strategy.completion
         training, c = shared.training, shared.constants
         rows = self.bounds.rows(completion, candidate, self.first)
         added = rows.added
-        seconds = np.maximum(added[:, FORWARD], added[:, FORWARD_LAUNCHES] * c.host_launch_s)
-        seconds = seconds + np.maximum(added[:, BACKWARD], added[:, BACKWARD_LAUNCHES] * c.host_launch_s)
+        device, host = added[:, [FORWARD, BACKWARD]], added[:, [FORWARD_LAUNCHES, BACKWARD_LAUNCHES]] * c.host_launch_s
         params, trained = added[:, PARAMETERS], added[:, TRAINED]
         if self.stage:
             copied, trained_copies = self.bounds.tied_parameters(completion)
             params, trained = params + copied, trained + trained_copies
         memory = total_state_bytes(params, trained, candidate, training, option.dp)
         memory = memory + (self.in_flight * added[:, KEPT] if training.mode == "train" else 0.0)
-        seconds = seconds + self._closing(option, added, trained) / self.steps
-        return np.column_stack([seconds, memory, rows.largest])
+        closing = self._closing(option, added, trained)
+        seconds = np.maximum(device, host).sum(1) + closing / self.steps
+        return np.column_stack([seconds, memory, rows.largest]), np.column_stack([device.sum(1), host.sum(1), closing])
 
     def _closing(self, option: Option, added: np.ndarray, trained: np.ndarray) -> np.ndarray:
-        """Per layer, seconds of gradient synchronisation and update in a step."""
+        """Per layer, seconds of gradient synchronisation and update in a step; no more than its part of any stage's, since
+        buckets that are not full take longer for their bytes."""
         shared, candidate = self.bounds.shared, option.candidate
         training, c = shared.training, shared.constants
         if training.mode != "train":
@@ -131,11 +138,13 @@ class StageRuns:
         _, machine = shared.machine(option.strategy.completion.mesh, self.first)
         shards = candidate.shards(option.dp)
         closing = trained * (update_seconds(1.0, training, machine.device, c) / shards)
-        for axis, column in (("dp", REDUCED_DP), ("mp", REDUCED_MP)):
-            numel, net = float(added[:, column].sum()), machine.networks.get(axis)
-            if numel and net is not None:
-                whole = gradient_sync_seconds(numel * gradient_itemsize(training), candidate, net, c)
-                closing = closing + added[:, column] * (whole / numel)
+        nbytes = added[:, [REDUCED_DP, REDUCED_MP]] * gradient_itemsize(training)
+        dp, mp = machine.networks.get("dp"), machine.networks.get("mp")
+        if dp is not None and not training.overlap_gradients:
+            closing = closing + nbytes[:, 0] * (gradient_sync_seconds(c.bucket_bytes, candidate, dp, c) / c.bucket_bytes)
+        whole = float(nbytes[:, 1].sum())
+        if mp is not None and whole:
+            closing = closing + nbytes[:, 1] * (collective_seconds("all_reduce", whole, mp, c) / whole)
         return closing
 
     @cached_property
@@ -176,6 +185,10 @@ class StageRuns:
     def least_seconds(self) -> np.ndarray:
         """Per layer, the least time under any strategy."""
         return self._costs[:, :, TIME].min(0)
+
+    def least_parts(self) -> np.ndarray:
+        """The same for each part of the time: layers x (device, host, closing)."""
+        return self._parts.min(0)
 
     def most_layers(self) -> int:
         """No more layers than these fit, whatever their strategies."""
