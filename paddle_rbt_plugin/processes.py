@@ -54,10 +54,22 @@ def unwound_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def end_with_parent() -> None:
+    """Lets this process end when the one that started it is gone, even if that was killed: it holds the other end of standard
+    input, a pipe that nothing is written to any more."""
+
+    def wait() -> None:
+        os.read(0, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def work(directory: str, lines: Iterable[Any]) -> None:
     """What a started process does: joins the others, then takes ``lines`` one by one and tells each, as JSON.
 
     It leaves its process id in a file ``pid.RANK`` of the directory, and a file ``done.RANK`` when it has ended well."""
+    end_with_parent()
     import paddle
     import paddle.distributed as dist
 
@@ -105,8 +117,11 @@ class Processes:
         environment = _environment(self.count, self._temporary.name)
         self._deadline = time.monotonic() + self.timeout
         with (self.directory / "launch.log").open("wb") as log:
-            # A session of its own, so that Ctrl-C reaches this process only, which then ends the others.
-            self._launcher = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+            # A session of its own, so that Ctrl-C reaches this process only, which then ends the others. The launcher hands its
+            # standard input on to them, so all see this process go (end_with_parent).
+            self._launcher = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
 
     def __enter__(self) -> Processes:
         self._signals.enter_context(unwound_on_sigterm())
@@ -116,7 +131,7 @@ class Processes:
         with self._signals:
             if self._launcher is not None:
                 self._launcher.kill()  # not SIGTERM: on that it dies without ending its processes
-                self._launcher.wait()
+                self._launcher.communicate()
             for path in self.directory.glob("pid.*"):
                 with suppress(ProcessLookupError, ValueError):
                     os.kill(int(path.read_text()), signal.SIGKILL)

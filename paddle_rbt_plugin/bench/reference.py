@@ -24,7 +24,7 @@ from typing import Any
 from paddle_rbt_plugin.bench.case import Case
 from paddle_rbt_plugin.cli.model import model_config
 from paddle_rbt_plugin.plugins import parse_cluster
-from paddle_rbt_plugin.processes import unwound_on_sigterm
+from paddle_rbt_plugin.processes import end_with_parent, unwound_on_sigterm
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,7 @@ class ReferenceTuner:
         environment = {**os.environ, "FLAGS_enable_pir_api": "0"}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen(command, env=environment, text=True, **pipes)  # type: ignore[call-overload]
-        self._process.stdin.write(json.dumps([_request(case) for case in self._asked]))
-        self._process.stdin.close()
+        print(json.dumps([_request(case) for case in self._asked]), file=self._process.stdin, flush=True)
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
@@ -72,6 +71,7 @@ class ReferenceTuner:
                 self._process.kill()
                 self._process.wait()
                 self._reader.join()
+                self._process.stdin.close()
                 self._process.stdout.close()
 
     def _read(self) -> None:
@@ -132,12 +132,14 @@ def _answer(model: str, seq: int | None, cluster: Mapping[str, Any]) -> dict[str
 
 
 def main() -> None:
-    """Answers the requests on standard input, in their order."""
+    """Answers the requests on standard input, one line, in their order."""
+    requests = json.loads(sys.stdin.readline())
+    end_with_parent()
     import paddle
 
     paddle.enable_static()
     out, sys.stdout = sys.stdout, sys.stderr  # Paddle's tuner prints
-    for request in json.load(sys.stdin):
+    for request in requests:
         print(json.dumps([request.pop("name"), _answer(**request)]), file=out, flush=True)
 
 
