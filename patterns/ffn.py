@@ -4,7 +4,7 @@ Column parallel, then row parallel: each rank of ``mp`` holds a slice of the wid
 all-reduce at the end; the second bias is added after it and stays whole.
 """
 
-from paddle_rbt_plugin.pattern import Builder, Pattern
+from paddle_rbt_plugin.pattern import Builder, Pattern, TensorNode
 from paddle_rbt_plugin.plugins import hookimpl
 
 # tanh and sigmoid are left out: two Linears around them are a pooler and its classifier, not a feed-forward network.
@@ -17,10 +17,13 @@ class FFN(Pattern):
     name = "ffn"
 
     def build(self, g: Builder) -> None:
-        x = g.tensor("x")
-        wide = g.op(ACTIVATIONS, g.linear(x, g.param("up_weight", ndim=2), g.param("up_bias", ndim=1)))
+        wide = g.linear(g.tensor("x"), g.param("up_weight", ndim=2), g.param("up_bias", ndim=1))
+        self.project_back(g, g.op(ACTIVATIONS, wide))
+
+    @staticmethod
+    def project_back(g: Builder, wide: TensorNode) -> TensorNode:
         wide = g.chain({"dropout", "cast"}, wide, at_most=2)
-        g.linear(wide, g.param("down_weight", ndim=2), g.param("down_bias", ndim=1))
+        return g.linear(wide, g.param("down_weight", ndim=2), g.param("down_bias", ndim=1))
 
     shard = {
         "x": ("dp", ..., None),

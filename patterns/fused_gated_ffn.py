@@ -7,6 +7,8 @@ its share of both: weight and projection are divided all the same, and Paddle ga
 from paddle_rbt_plugin.pattern import Builder, Occurrence, Pattern, Spec
 from paddle_rbt_plugin.plugins import hookimpl
 
+from .ffn import FFN
+
 ACTIVATIONS = {"silu", "swish", "gelu", "relu", "sigmoid"}
 PARTING = {"split", "split_with_num", "slice", "strided_slice"}
 
@@ -23,8 +25,7 @@ class FusedGatedFFN(Pattern):
             wide = g.op("multiply", g.op(ACTIVATIONS, gate), up)
         else:
             wide = g.op("swiglu", g.chain(PARTING, both, at_most=1), name="swiglu")
-        wide = g.chain({"dropout", "cast"}, wide, at_most=2)
-        g.linear(wide, g.param("down_weight", ndim=2), g.param("down_bias", ndim=1))
+        FFN.project_back(g, wide)
 
     def shard(self, match: Occurrence) -> dict[str, Spec]:
         swiglu = match.producer("swiglu") if "swiglu" in match else None

@@ -3,13 +3,15 @@
 Column parallel, then row parallel, as in a plain one: each rank of ``mp`` holds a slice of the wide dimension.
 """
 
-from paddle_rbt_plugin.pattern import Builder, Pattern
+from paddle_rbt_plugin.pattern import Builder
 from paddle_rbt_plugin.plugins import hookimpl
+
+from .ffn import FFN
 
 ACTIVATIONS = {"silu", "swish", "gelu", "relu", "sigmoid"}
 
 
-class GatedFFN(Pattern):
+class GatedFFN(FFN):
     """Two projections side by side, one of which gates the other, and one back."""
 
     name = "gated_ffn"
@@ -21,25 +23,11 @@ class GatedFFN(Pattern):
             wide = g.op("multiply", g.op(ACTIVATIONS, gate), up)
         else:
             wide = g.op("swiglu", gate, up)
-        wide = g.chain({"dropout", "cast"}, wide, at_most=2)
-        g.linear(wide, g.param("down_weight", ndim=2), g.param("down_bias", ndim=1))
+        self.project_back(g, wide)
 
-    shard = {
-        "x": ("dp", ..., None),
-        "gate_weight": (None, "mp"),
-        "gate_bias": ("mp",),
-        "up_weight": (None, "mp"),
-        "up_bias": ("mp",),
-        "down_weight": ("mp", None),
-        "down_bias": (None,),
-    }
+    shard = FFN.shard | {"gate_weight": (None, "mp"), "gate_bias": ("mp",)}
 
-    dim_names = {
-        "x": ("batch", ..., "hidden size"),
-        "gate_weight": ("hidden size", "feed-forward size"),
-        "up_weight": ("hidden size", "feed-forward size"),
-        "down_weight": ("feed-forward size", "hidden size"),
-    }
+    dim_names = FFN.dim_names | {"gate_weight": ("hidden size", "feed-forward size")}
 
 
 @hookimpl

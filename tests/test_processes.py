@@ -67,5 +67,5 @@ def test_a_process_that_watches_its_parent_runs_until_that_is_gone() -> None:
     assert child.stdout.readline() == b"1\n"
     assert child.poll() is None
     child.stdin.close()
-    assert child.wait(timeout=30) == 1
+    assert child.wait(timeout=30) == -signal.SIGKILL
     child.stdout.close()
