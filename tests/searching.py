@@ -41,9 +41,10 @@ def search_of(
     precision: str = "fp16",
     frozen_embedding: bool = False,
     own_copies: bool = False,
+    overlap_gradients: bool = False,
     **space: object,
 ) -> Search:
     """A search over a small GPT, whose head is tied to its embedding."""
-    training = Training(batch, precision, own_copies=own_copies)  # type: ignore[arg-type]
+    training = Training(batch, precision, own_copies=own_copies, overlap_gradients=overlap_gradients)  # type: ignore[arg-type]
     parsed = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
     return Search(gpt_analysis(layers, batch, wide, frozen_embedding), parsed, training, SearchSpace.parse(space))

@@ -124,28 +124,30 @@ class StageRuns:
             params, trained = params + copied, trained + trained_copies
         memory = total_state_bytes(params, trained, candidate, training, option.dp)
         memory = memory + (self.in_flight * added[:, KEPT] if training.mode == "train" else 0.0)
-        closing = self._closing(option, added, trained)
-        seconds = np.maximum(device, host).sum(1) + closing / self.steps
+        sync, update = self._closing(option, added, trained)
+        seconds = np.maximum(device, host).sum(1) + (sync + update) / self.steps
+        closing = update if training.overlap_gradients else sync + update
         return np.column_stack([seconds, memory, rows.largest]), np.column_stack([device.sum(1), host.sum(1), closing])
 
-    def _closing(self, option: Option, added: np.ndarray, trained: np.ndarray) -> np.ndarray:
-        """Per layer, seconds of gradient synchronisation and update in a step; no more than its part of any stage's, since
-        buckets that are not full take longer for their bytes."""
+    def _closing(self, option: Option, added: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Per layer, seconds of gradient synchronisation and of the update in a step: no more than its part of any stage's,
+        since buckets that are not full take longer for their bytes."""
         shared, candidate = self.bounds.shared, option.candidate
         training, c = shared.training, shared.constants
         if training.mode != "train":
-            return np.zeros(len(added))
+            return np.zeros(len(added)), np.zeros(len(added))
         _, machine = shared.machine(option.strategy.completion.mesh, self.first)
         shards = candidate.shards(option.dp)
-        closing = trained * (update_seconds(1.0, training, machine.device, c) / shards)
+        update = trained * (update_seconds(1.0, training, machine.device, c) / shards)
+        sync = np.zeros(len(added))
         nbytes = added[:, [REDUCED_DP, REDUCED_MP]] * gradient_itemsize(training)
         dp, mp = machine.networks.get("dp"), machine.networks.get("mp")
-        if dp is not None and not training.overlap_gradients:
-            closing = closing + nbytes[:, 0] * (gradient_sync_seconds(c.bucket_bytes, candidate, dp, c) / c.bucket_bytes)
+        if dp is not None:
+            sync += nbytes[:, 0] * (gradient_sync_seconds(c.bucket_bytes, candidate, dp, c) / c.bucket_bytes)
         whole = float(nbytes[:, 1].sum())
         if mp is not None and whole:
-            closing = closing + nbytes[:, 1] * (collective_seconds("all_reduce", whole, mp, c) / whole)
-        return closing
+            sync += nbytes[:, 1] * (collective_seconds("all_reduce", whole, mp, c) / whole)
+        return sync, update
 
     @cached_property
     def kinds(self) -> tuple[int, ...]:
