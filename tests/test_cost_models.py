@@ -10,6 +10,7 @@ from paddle.static import InputSpec
 from searching import search_of
 
 import paddle_rbt_plugin as rbt
+from paddle_rbt_plugin.cost.estimate import RESOLUTION
 from paddle_rbt_plugin.cost.model import Judge, PluginCostModel
 from paddle_rbt_plugin.errors import CostModelError, NoFeasiblePlan
 from paddle_rbt_plugin.plugins import load_plugins
@@ -156,6 +157,7 @@ def test_a_model_that_cannot_start_is_reported_with_its_package(model, body, cau
         ('name = "acme"', 'name = "analytic"', "already taken by a cost model of paddle-rbt-plugin"),
         ('name = "acme"', "name = ''", "needs a name of letters"),
         ('name = "acme"', 'name = "acme"; bounded = 1', "cost model 'acme': bounded is True or False, not 1"),
+        ('name = "acme"', 'name = "acme"; resolution = 1', "resolution is a number from 0 to less than 1, not 1"),
     ],
 )
 def test_a_malformed_model_is_left_out_with_the_cause(model, old, new, cause):
@@ -204,7 +206,7 @@ def test_beyond_a_number_the_analytic_model_chooses_whom_to_ask_of_each_way_to_u
 
 def test_a_model_with_bounds_of_the_analytic_one_finds_the_same_plan_as_it():
     class Plus(rbt.CostModel):
-        name, bounded = "plus", True
+        name, bounded, resolution = "plus", True, RESOLUTION
 
         def estimate(self, case):
             return rbt.Prediction(case.analytic.step_time_s + 1e-6)
@@ -250,6 +252,20 @@ def test_higher_levels_rank_by_the_model_too(level):
     result = run_level(search, level)
     assert result.best.estimate.step_time_s <= 1 / slowest(search.cluster, search.judge._model.asked) * 1.001
     assert result.feasible[0] == result.best
+
+
+def test_of_plans_that_a_model_cannot_tell_apart_the_simplest_wins():
+    class Blind(rbt.CostModel):
+        name = "blind"
+
+        def estimate(self, case):
+            return rbt.Prediction(1.0 + 0.04 * (case.candidate.sharding_stage == 0))
+
+    Blind.resolution = 0.0
+    assert run_level(searching(Blind), "o1").best.candidate.sharding_stage > 0
+    Blind.resolution = 0.05
+    best = run_level(searching(Blind), "o1").best.candidate
+    assert (best.pp, best.mp, best.sharding_stage, best.recompute) == (1, 1, 0, "none")
 
 
 def slowest(cluster, candidates):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -15,6 +16,7 @@ from paddle_rbt_plugin.search import Progress, candidate_dict
 from paddle_rbt_plugin.search.levels import run_level
 from paddle_rbt_plugin.search.o1 import KEPT, run_o1
 from paddle_rbt_plugin.search.progress import Reporter
+from paddle_rbt_plugin.search.result import ranked
 from paddle_rbt_plugin.search.space import candidates
 
 
@@ -22,7 +24,7 @@ def exhaustive(search):
     """Every candidate that fits, each with its exact cost, best first."""
     found, _ = candidates(search.analysis, search.cluster, search.training, search.space)
     everything = [search.evaluate(c) for c in found if not search.analysis.lost_sharding(search.completion(c))]
-    return sorted((e for e in everything if e.estimate.fits), key=lambda e: e.rank)
+    return ranked((e for e in everything if e.estimate.fits), search.resolution)
 
 
 @pytest.mark.parametrize(("cluster", "wide"), [("1x4:A100-80G", False), ("2x2:V100-16G", True), ("3x2:H100", False)])
@@ -36,6 +38,34 @@ def test_pruning_loses_none_of_the_best(cluster, wide) -> None:
     for e in expected:
         best_of_each.setdefault((e.candidate.pp, e.candidate.dp, e.candidate.mp), e)
     assert all(e in result.feasible for e in best_of_each.values())
+
+
+def test_of_equally_fast_candidates_the_simplest_wins_and_the_fastest_of_the_equally_simple() -> None:
+    search = search_of("1x4:A100-80G", micro_batch=[1, 2])
+    some = run_o1(search).best
+
+    def timed(seconds, candidate=some.candidate, **others):
+        estimate = replace(some.estimate, step_time_s=seconds)
+        return replace(some, candidate=replace(candidate, sharding_stage=0, **others), estimate=estimate)
+
+    plain, parallel = timed(1.0, micro_batch=2), timed(0.995, sequence_parallel=True)
+    more_zero = replace(parallel, candidate=replace(plain.candidate, sharding_stage=3))
+    layerwise = replace(timed(0.993), layers=())
+    alike = [parallel, more_zero, layerwise, plain]
+    assert ranked(alike, 0.01) == [plain, layerwise, *sorted((parallel, more_zero), key=lambda e: e.rank)]
+    assert ranked(alike, 0.0)[0] == layerwise
+    assert ranked([*alike, timed(0.98, pp=4)], 0.01)[0].candidate.pp == 4
+    assert ranked([*alike, timed(0.999, micro_batch=1)], 0.01)[0].candidate.micro_batch == 1
+    assert ranked([], 0.01) == []
+
+
+def test_the_winner_is_the_simplest_of_all_that_fit_within_the_resolution() -> None:
+    search = search_of("2x4:A100-80G", layers=4, micro_batch=[1, 2, 3])
+    result, everything = run_o1(search), exhaustive(search)
+    fastest = min(e.estimate.step_time_s for e in everything)
+    alike = [e for e in everything if e.estimate.step_time_s <= fastest * (1 + search.resolution)]
+    assert result.best in alike and result.best.complexity == min(e.complexity for e in alike)
+    assert [e.rank for e in result.feasible[1:]] == sorted(e.rank for e in result.feasible[1:])
 
 
 def test_every_candidate_that_does_not_fit_is_counted_under_its_degrees() -> None:

@@ -72,6 +72,10 @@ class CostModel:
     """True for a model that never predicts a step shorter than the analytic model does. The search may then leave out what
     the analytic lower bounds rule out, and is exact. Else the model is asked about every candidate, up to a number."""
 
+    resolution: float = 0.0
+    """Relative difference of two predicted step times below which the model cannot say which is shorter: of plans that take
+    as long as the fastest within it, the simplest is chosen."""
+
     def __init__(self, graph: Graph, cluster: Cluster, training: Training):
         """``graph`` is the forward program. Raise TunerError to refuse it, with the reason."""
 
@@ -112,6 +116,9 @@ def check_cost_model(cls: Any) -> type[CostModel]:
     for key in ("bounded", "predicts_memory"):
         if not isinstance(getattr(cls, key), bool):
             raise PatternError(f"cost model {cls.name!r}: {key} is True or False, not {getattr(cls, key)!r}")
+    resolution = _number(cls.resolution)
+    if resolution is None or not 0 <= resolution < 1:
+        raise PatternError(f"cost model {cls.name!r}: resolution is a number from 0 to less than 1, not {cls.resolution!r}")
     return cls
 
 
@@ -131,6 +138,10 @@ class Judge:
     @property
     def predicts_memory(self) -> bool:
         return self.source.model.predicts_memory
+
+    @property
+    def resolution(self) -> float:
+        return self.source.model.resolution
 
     @property
     def bounded(self) -> bool:

@@ -146,8 +146,7 @@ class StageCosting:
         chunks = [[self._segment(i, first) for i in chunk] for chunk in stage.chunks]
         moves = [self._moves(chunk, first) for chunk in stage.chunks]
         backward = tuple(
-            sum((s.backward for s in chunk), PassCost(regrouping=back))
-            for chunk, (_, back) in zip(chunks, moves, strict=True)
+            sum((s.backward for s in chunk), PassCost(regrouping=back)) for chunk, (_, back) in zip(chunks, moves, strict=True)
         )
         parts = self._parts(stage)
         seconds = sum(p.seconds(self.c) for p in backward)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.cost.candidate import Training
+from paddle_rbt_plugin.cost.estimate import RESOLUTION
 from paddle_rbt_plugin.cost.model import Case, CostModel, Prediction
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph import Graph
@@ -19,6 +20,7 @@ class AnalyticCostModel(CostModel):
 
     name = "analytic"
     bounded = True
+    resolution = RESOLUTION
 
     def estimate(self, case: Case) -> Prediction:
         return Prediction(case.analytic.step_time_s, time=case.analytic.time)

@@ -2,7 +2,7 @@
 
 from paddle_rbt_plugin.search.analysis import Analysis, analyse
 from paddle_rbt_plugin.search.levels import run_level
-from paddle_rbt_plugin.search.o1 import Search, search_o1
+from paddle_rbt_plugin.search.o1 import Search
 from paddle_rbt_plugin.search.progress import Progress, Watcher
 from paddle_rbt_plugin.search.result import Evaluated, SearchResult
 from paddle_rbt_plugin.search.space import Rejected, SearchSpace, candidate_dict, candidates
@@ -20,5 +20,4 @@ __all__ = [
     "candidate_dict",
     "candidates",
     "run_level",
-    "search_o1",
 ]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.search.bounds import Bound
-from paddle_rbt_plugin.search.result import Evaluated, Misses
+from paddle_rbt_plugin.search.result import Evaluated, Misses, ranked
 from paddle_rbt_plugin.search.space import Degrees, candidate_dict
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ def ask_all(
             search.progress.found(evaluated.estimate.step_time_s, candidate_dict(candidate), is_estimated=True)
         else:
             misses.add(_degrees(candidate), candidate, _bound(evaluated))
-    ranked = sorted(fits, key=lambda e: e.rank)
+    best = ranked(fits, search.resolution)
     first: dict[Degrees, Evaluated] = {}
-    for evaluated in ranked:
+    for evaluated in best:
         first.setdefault(_degrees(evaluated.candidate), evaluated)
-    return {e.candidate: e for e in (*ranked[:kept], *first.values())}, _note(search, len(asked), total)
+    return {e.candidate: e for e in (*best[:kept], *first.values())}, _note(search, len(asked), total)
 
 
 def _note(search: Search, asked: int, total: int) -> str:

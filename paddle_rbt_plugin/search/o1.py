@@ -4,10 +4,11 @@
 
 Every candidate is bounded from below (``bounds``), by growing micro batch within each factorisation; one that does not fit is
 infeasible, and so is the same one with a larger micro batch, since every term of memory grows with it (``_bound``). What is
-left is estimated in the order of the bounds until no bound is below the worst of the best ``KEPT``, so these are the true best
-(``_best_first``); and in the same way the best of each factorisation, to compare the winner with. Ties go to the smaller
-memory, then to the smaller degrees, so equal inputs give equal plans. A cost model for which the bounds do not hold is asked
-about every candidate instead (``judged``).
+left is estimated in the order of the bounds until no bound is below the worst of the best ``KEPT`` nor within what the cost
+model resolves of the best, so these are the true best (``_best_first``); and in the same way the best of each factorisation, to
+compare the winner with. Of equally fast candidates the simplest is best, then the smaller memory, then the smaller degrees
+(``result.ranked``), so equal inputs give equal plans. A cost model for which the bounds do not hold is asked about every
+candidate instead (``judged``).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from paddle_rbt_plugin.cluster import Cluster, stage_meshes
 from paddle_rbt_plugin.completion import Completion
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
-from paddle_rbt_plugin.cost.estimate import estimate
+from paddle_rbt_plugin.cost.estimate import RESOLUTION, estimate
 from paddle_rbt_plugin.cost.model import Case, Judge
 from paddle_rbt_plugin.cost.shared import SharedCosts
 from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
@@ -28,7 +29,7 @@ from paddle_rbt_plugin.search.analysis import Analysis
 from paddle_rbt_plugin.search.bounds import Bound, Bounds
 from paddle_rbt_plugin.search.judged import ask_all
 from paddle_rbt_plugin.search.progress import Reporter, Watcher
-from paddle_rbt_plugin.search.result import Evaluated, Misses, SearchResult, explain_failure, order_of
+from paddle_rbt_plugin.search.result import Evaluated, Misses, SearchResult, explain_failure, order_of, ranked
 from paddle_rbt_plugin.search.space import Degrees, Rejected, SearchSpace, candidate_dict, variants, ways
 
 KEPT = 20
@@ -97,6 +98,11 @@ class Search:
         return self.judge is None or (self.judge.bounded and not self.judge.predicts_memory)
 
     @property
+    def resolution(self) -> float:
+        """Relative difference of two step times below which neither is faster."""
+        return RESOLUTION if self.judge is None else self.judge.resolution
+
+    @property
     def predicts_memory(self) -> bool:
         """Whether a cost model of its own, not the analytic one, says what fits."""
         return self.judge is not None and self.judge.predicts_memory
@@ -133,21 +139,8 @@ class Search:
         return Evaluated(candidate, judged, stage_layers, layers, analytic.step_time_s)
 
 
-def search_o1(
-    analysis: Analysis,
-    cluster: Cluster,
-    training: Training,
-    space: SearchSpace,
-    memory_reserve: float = 0.1,
-    progress: Watcher | None = None,
-    time_limit: float | None = None,
-) -> SearchResult:
-    """Finds the best candidate. Raises NoFeasiblePlan, which names the binding resource and the nearest candidate."""
-    return run_o1(Search(analysis, cluster, training, space, memory_reserve, progress, time_limit))
-
-
 def run_o1(search: Search) -> SearchResult:
-    """Level o1 of a search; see ``search_o1``."""
+    """Level o1 of a search. Raises NoFeasiblePlan, which names the binding resource and the nearest candidate."""
     found, rejected = ways(search.analysis, search.cluster, search.training, search.space)
     misses = Misses()
     fitting: dict[Degrees, list[Bounded]] = {}
@@ -172,12 +165,10 @@ def run_o1(search: Search) -> SearchResult:
     rejected += misses.rejected()
     if not best:
         raise NoFeasiblePlan(explain_failure(search.cluster, rejected))
-    ranked = sorted(best.values(), key=lambda e: e.rank)
-    search.progress(len(found), len(found))
+    feasible = tuple(ranked(best.values(), search.resolution))
+    winner = feasible[0]
     notes = tuple(filter(None, (search.deadline.stopped, asked)))
-    winner = ranked[0]
-    completion = search.completion(winner.candidate)
-    return SearchResult(winner, completion, tuple(ranked), tuple(rejected), considered, notes)
+    return SearchResult(winner, search.completion(winner.candidate), feasible, tuple(rejected), considered, notes)
 
 
 def _bound(search: Search, degrees: Degrees, misses: Misses) -> tuple[list[Bounded], int, list[Rejected]]:
@@ -228,7 +219,7 @@ def _best_first(search: Search, bounded: Sequence[Bounded], count: int) -> dict[
     done: dict[Candidate, Evaluated] = {}
     times: list[float] = []
     for bound, candidate in _ascending(bounded):
-        if len(times) >= count and bound > sorted(times)[count - 1]:
+        if len(times) >= count and bound > max(sorted(times)[count - 1], min(times) * (1 + search.resolution)):
             break
         if times and search.deadline.passed("not every candidate that may be among the best was estimated"):
             break

@@ -29,7 +29,7 @@ from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.cost.pipeline import in_flight
 from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
 from paddle_rbt_plugin.search.o1 import Search, run_o1
-from paddle_rbt_plugin.search.result import Evaluated, SearchResult
+from paddle_rbt_plugin.search.result import Evaluated, SearchResult, ranked
 from paddle_rbt_plugin.search.runs import CLOSING, Option, StageRuns, Way, option_of
 from paddle_rbt_plugin.search.space import candidate_dict, variants, ways
 
@@ -66,11 +66,11 @@ def run_o2(search: Search) -> SearchResult:
 
 def refine(search: Search, result: SearchResult) -> SearchResult:
     """The result with layer-wise plans that beat its winner, if there are any."""
-    best, found = result.best, list(result.feasible)
+    found = list(result.feasible)
     settings = sorted(((_least(search, s), i, s) for i, s in enumerate(_settings(search))), key=lambda entry: entry[:2])
     for done, (least, _, setting) in enumerate(settings):
         search.progress(done, len(settings), setting.common)
-        below = best.estimate.step_time_s if search.bounded else min(e.analytic_s for e in found)
+        below = min(e.estimate.step_time_s if search.bounded else e.analytic_s for e in found)
         if least >= below:
             break
         if search.deadline.passed(f"{len(settings) - done} of {len(settings)} settings of level o2 are not tried"):
@@ -82,12 +82,11 @@ def refine(search: Search, result: SearchResult) -> SearchResult:
         if evaluated.estimate.fits:
             found.append(evaluated)
             search.progress.found(evaluated.estimate.step_time_s, candidate_dict(evaluated.candidate), is_estimated=True)
-            best = min(best, evaluated, key=lambda e: e.rank)
-    search.progress(len(settings), len(settings))
+    feasible = tuple(ranked(found, search.resolution))
+    best = feasible[0]
     notes = tuple(dict.fromkeys(filter(None, (search.deadline.stopped, *result.notes))))
-    ranked = tuple(sorted(found, key=lambda e: e.rank))
     completion = search.completion(best.candidate)
-    return replace(result, best=best, completion=completion, feasible=ranked, notes=notes)
+    return replace(result, best=best, completion=completion, feasible=feasible, notes=notes)
 
 
 def _settings(search: Search) -> Iterator[Setting]:

@@ -40,7 +40,7 @@ def run_o3(search: Search) -> SearchResult:
         except NoFeasiblePlan as error:
             failure = failure or error
             continue
-        if best is None or result.best.rank < best.best.rank:
+        if best is None or result.best.estimate.step_time_s * (1 + search.resolution) < best.best.estimate.step_time_s:
             best = replace(result, ranks=_ranks(search.cluster, order) if i else None)
     if best is None:
         assert failure is not None

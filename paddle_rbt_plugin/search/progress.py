@@ -33,9 +33,11 @@ class Reporter:
     def __init__(self, watcher: Watcher | None = None):
         self._watcher = watcher
         self._best: tuple[bool, float, Mapping[str, Any]] | None = None
+        self._total = 0
 
     def __call__(self, done: int, total: int, trying: Mapping[str, Any] | None = None) -> None:
         """Says that ``done`` of ``total`` steps are done and what the next one is."""
+        self._total = total
         if self._watcher is not None:
             bounded, seconds, best = self._best or (True, None, {})
             self._watcher(Progress(done, total, trying or {}, best, seconds, not bounded))
@@ -45,3 +47,8 @@ class Reporter:
         new = (not is_estimated, seconds, candidate)
         if self._best is None or new[:2] < self._best[:2]:
             self._best = new
+
+    def finish(self, seconds: float, candidate: Mapping[str, Any]) -> None:
+        """Says that all steps are done and which candidate won, which may be a simpler one than the fastest."""
+        self._best = False, seconds, candidate
+        self(self._total, self._total)

@@ -1,4 +1,8 @@
-"""What a search hands back, and how candidates are ranked."""
+"""What a search hands back, and how candidates are ranked.
+
+Of the candidates whose steps are predicted to take as long as the fastest, within what the cost model resolves, the one that
+asks least of the user and of Paddle wins: no plan is more complicated for a gain that the estimate cannot tell from none.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +36,16 @@ class Evaluated:
         """A total order that depends on nothing but the candidate: time, then memory, then smaller degrees."""
         return self.estimate.step_time_s, self.estimate.peak_memory_bytes, order_of(self.candidate)
 
+    @property
+    def complexity(self) -> tuple[int, ...]:
+        """What the candidate asks for beyond replicas that run the model as it is, the hardest to do first: strategies layer by
+        layer (level o2); how many of the choices that change model or schedule (sequence parallelism, interleaving,
+        recomputation, ZeRO over a part of the replicas); then stages, tensor-parallel and expert-parallel ranks, ZeRO stage,
+        chunks."""
+        c = self.candidate
+        special = c.sequence_parallel, c.vpp > 1, c.recompute != "none", c.sharding_degree != "whole"
+        return self.layers is not None, sum(special), c.pp, c.mp, c.ep, c.sharding_stage, c.vpp
+
 
 @dataclass(frozen=True)
 class SearchResult:
@@ -46,6 +60,19 @@ class SearchResult:
     notes: tuple[str, ...] = ()
     ranks: tuple[int, ...] | None = None
     """Where level o3 reorders the groups of the cluster: the rank in the cluster of each rank in the plan."""
+
+
+def ranked(found: Iterable[Evaluated], resolution: float) -> list[Evaluated]:
+    """The winner, then the others by time. It is the simplest of all that are within ``resolution``, a relative difference, of
+    the fastest, and the fastest of these where several are equally simple.
+
+    What is less simple than a winner can take its place only by being faster, so a level that adds such candidates (o2) never
+    has a slower winner."""
+    by_time = sorted(found, key=lambda e: e.rank)
+    limit = by_time[0].estimate.step_time_s * (1 + resolution) if by_time else 0.0
+    alike = (e for e in by_time if e.estimate.step_time_s <= limit)
+    winner = min(alike, key=lambda e: e.complexity, default=None)
+    return sorted(by_time, key=lambda e: e is not winner)
 
 
 def order_of(candidate: Candidate) -> tuple[str, ...]:
