@@ -34,14 +34,14 @@ def test_every_rank_has_the_device_and_the_machine_that_counting_gives(cluster):
 
 
 def test_ranks_beyond_the_first_machine_are_devices_and_not_cpus_or_nics():
-    """D1: the reference took rank 8 for the CPU and rank 9 for the NIC of the first machine."""
+    """Paddle's own tuner takes rank 8 for the CPU and rank 9 for the NIC of the first machine."""
     cluster = parse_cluster("2x8:A100-80G")
     assert {cluster.device_of(r).name for r in range(16)} == {"A100-80G"}
     assert [cluster.machine_of(r) for r in (7, 8, 9, 15)] == [0, 1, 1, 1]
 
 
 def test_machines_need_not_have_eight_devices():
-    """D2: the reference counted machines x 8."""
+    """Paddle's own tuner counts machines x 8."""
     cluster = parse_cluster("3x2:A100-80G")
     assert cluster.device_count == 6
     assert [cluster.machine_of(r) for r in range(6)] == [0, 0, 1, 1, 2, 2]

@@ -32,7 +32,7 @@ def test_the_legacy_ir_passes_its_quick_tests_in_a_process_of_its_own() -> None:
 
 
 @in_pir
-def test_d26_a_pir_program_is_tuned_where_paddles_own_tuner_does_nothing() -> None:
+def test_a_pir_program_is_tuned_where_paddles_own_tuner_does_nothing() -> None:
     traced = traced_gpt(GPTConfig(layers=2, hidden=32, ffn=64, heads=8, vocab=128, seq=16), 8)
     context = PassContext()
     attrs = {"cluster": "1x2:V100-32G", "search_space": {"mp": 2}}
@@ -47,7 +47,7 @@ def test_d26_a_pir_program_is_tuned_where_paddles_own_tuner_does_nothing() -> No
 
 
 @in_pir
-def test_d26_an_engine_that_asks_for_paddles_own_tuner_in_pir_is_told_that_nothing_happens() -> None:
+def test_an_engine_that_asks_for_paddles_own_tuner_in_pir_is_told_that_nothing_happens() -> None:
     from paddle.distributed.fleet import auto
 
     strategy = auto.Strategy()

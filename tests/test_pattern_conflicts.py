@@ -32,7 +32,7 @@ def test_equal_claims_agree_however_they_are_spelt():
 
 
 def test_matches_that_share_an_input_with_equal_specs_both_stand():
-    """Defect D17: the parallel blocks of GPT-J."""
+    """The parallel blocks of GPT-J."""
     a = matmul("a", {"x": ("dp", ..., None), "w": (None, "mp")})
     assert outcome(graph(64, 256), a) == (["a", "a"], [])
 

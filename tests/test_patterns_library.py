@@ -119,7 +119,7 @@ def test_a_single_head_of_keys_and_values_stays_whole_and_forbids_nothing():
 
 
 def test_self_attention_and_cross_attention_are_told_apart():
-    """Defect D15."""
+    """Paddle's own tuner takes the keys and values of one and the queries of the other for one attention."""
     patterns = counts(analyse(graph("T5"), plugins().patterns))
     assert (patterns["qkv"], patterns["cross_attention"], patterns["row_matmul"]) == (4, 2, 6)
 
@@ -143,7 +143,6 @@ def test_gated_networks_are_column_and_then_row_parallel(activation):
 
 
 def test_two_gated_networks_that_share_their_input_are_two():
-    """Defect D17."""
     found = analysed(Wrapped(GatedFeedForward(F.silu), GatedFeedForward(F.silu)))
     assert counts(found) == {"gated_ffn": 2}
 
@@ -183,7 +182,7 @@ def test_the_swiglu_op_is_known(operands):
 
 
 def test_an_untied_embedding_is_no_position_embedding_and_its_head_is_sharded():
-    """Defect D16."""
+    """Paddle's own tuner takes it for one."""
     found = analyse(graph("LLaMA-2"), plugins().patterns)
     assert counts(found)["word_embedding"] == counts(found)["lm_head"] == 1 and not counts(found)["position_embedding"]
     assert spec_of(found, "word_embedding", "weight") == ("mp", None)

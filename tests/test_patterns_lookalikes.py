@@ -32,7 +32,7 @@ def test_qkv_takes_biases_where_there_are_any(bias):
 
 
 def test_qkv_is_one_attention_block_never_the_projections_of_two():
-    """Defect D15: encoder and decoder attention that read the same tensor."""
+    """Encoder and decoder attention that read the same tensor."""
     w = GraphWriter()
     x = hidden(w)
     self_attention(w, x)
@@ -97,7 +97,7 @@ def test_ffn_leaves_a_pooler_with_its_classifier_alone():
 
 
 def test_parallel_blocks_that_share_their_input_keep_all_their_matches():
-    """Defect D17: GPT-J."""
+    """GPT-J."""
     w = GraphWriter()
     x = hidden(w)
     self_attention(w, x)

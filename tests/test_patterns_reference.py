@@ -12,7 +12,7 @@ from paddle_rbt_plugin.pattern import dims_mapping, match_all
 from paddle_rbt_plugin.plugins import load_plugins
 
 # Paddle's rule_based_tuner.py, 3.3.1, in its order of meshes; the position embedding's output under dp_mp is [-1, -1, -1]
-# there, against its own other meshes (defect D18).
+# there, against its own other meshes.
 MESHES = {"dp_mp": ("dp", "mp"), "mp_dp": ("mp", "dp"), "mp": ("mp",), "dp": ("dp",)}
 COLUMN = {"dp_mp": (-1, 1), "mp_dp": (-1, 0), "mp": (-1, 0), "dp": (-1, -1)}
 ROW = {"dp_mp": (1, -1), "mp_dp": (0, -1), "mp": (0, -1), "dp": (-1, -1)}
@@ -103,5 +103,5 @@ def test_a_llama_with_grouped_queries_has_its_attention_matched_through_the_rota
     qkv = next(m for m in result.matches if m.pattern == "qkv")
     heads = {qkv.dim_name(qkv.tensors[n], 2): graph.tensors[qkv.tensors[n]].shape[2] for n in ("q_heads", "k_heads", "v_heads")}
     assert heads == {"attention heads": 4, "key and value heads": 2}
-    assert counts["position_embedding"] == 0, "an untied word embedding is none (defect D16)"
+    assert counts["position_embedding"] == 0, "an untied word embedding is none"
     assert not result.dropped and not result.failed and not result.incomplete

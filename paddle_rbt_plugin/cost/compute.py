@@ -9,7 +9,7 @@ what it reads and writes in memory (``fusion``). A product of m x k by k x n, ``
 
 where m' and n' are m and n padded to whole tiles and ``matmul_fill_flop`` is what the device could have done while it fills
 and empties: small products are slow, large ones reach ``matmul_peak``. Backward products use the same formula with their own m,
-n, k. An op type without a rule has the roofline of its bytes (D8), in every dtype (D9).
+n, k. An op type without a rule has the roofline of its bytes, in every dtype.
 """
 
 from __future__ import annotations

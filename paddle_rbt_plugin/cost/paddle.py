@@ -1,9 +1,9 @@
 """Paddle's own CostEstimator as a second opinion, with three of its defects repaired from outside.
 
-- D1: it takes the number of a rank for the number of a device, and a machine's CPU and cards are devices too. It asks a
+- It takes the number of a rank for the number of a device, and a machine's CPU and cards are devices too. It asks a
   cluster about ranks here, which answers about ranks.
-- D8: an op type without a cost class is a KeyError. Such a type gets one here: the roofline of its bytes.
-- D9: communication knows five dtypes. The others are shown to it as one of the same width.
+- An op type without a cost class is a KeyError. Such a type gets one here: the roofline of its bytes.
+- Communication knows five dtypes. The others are shown to it as one of the same width.
 
 It reads a legacy program whose forward and backward pass are completed. Its unit is the microsecond; it costs a pipeline as
 one micro batch that goes through, takes no account of recomputation or ZeRO, and counts the outputs of reshape, transpose and
@@ -88,7 +88,7 @@ def paddle_estimate(program: Any, context: Any, cluster: Cluster) -> PaddleEstim
 
 @contextlib.contextmanager
 def _repaired(types: set[str], cluster: Cluster) -> Iterator[None]:
-    """The estimator's tables and classes with D8 and D9 repaired; everything is as it was afterwards."""
+    """The estimator's tables and classes that know every op type and dtype; everything is as it was afterwards."""
     from paddle.distributed.auto_parallel.static.cost import base_cost
 
     factory = base_cost._g_op_cost_factory

@@ -1,6 +1,5 @@
-"""One test for each defect of Paddle's own rule-based tuner that its users met on legacy programs.
-
-D7, D10, D11, D14 and D22 have theirs beside what they belong to, and D26, which is about PIR, in ``tests/test_legacy.py``."""
+"""What users of Paddle's own rule-based tuner met on legacy programs, and must not meet here. Where a defect belongs to the
+reader, the zoo, the engine or the partition it has its test there, and the one about PIR in ``tests/test_legacy.py``."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ def judged(program: LegacyProgram, plan: rbt.Plan) -> PaddleEstimate:
     return judge(program.main, program.startup, program.loss, adamw(), legacy, plan)
 
 
-def test_d1_two_machines_are_costed_by_rank() -> None:
+def test_two_machines_are_costed_by_rank() -> None:
     program = gpt(2, batch=16)
     estimate = judged(program, one_plan(program, "2x8:V100-32G", dp=16))
     assert estimate.step_time_s > 0 and estimate.peak_memory_bytes > 0
@@ -43,14 +42,14 @@ def test_d1_two_machines_are_costed_by_rank() -> None:
     assert ranks.get_device(15).sp_gflops > 1000
 
 
-def test_d2_no_rank_outside_of_the_cluster_joins_the_world() -> None:
+def test_no_rank_outside_of_the_cluster_joins_the_world() -> None:
     program = gpt(2)
     plan = one_plan(program, "1x4:V100-32G", dp=4)
     LegacyParallelizer(program.main, program.startup, program.loss, adamw(), read_legacy_program(program.main), plan)
     assert sorted(get_process_group(0).ranks) == [0, 1, 2, 3]
 
 
-def test_d3_a_batch_that_does_not_divide_is_rejected_with_the_legal_degrees() -> None:
+def test_a_batch_that_does_not_divide_is_rejected_with_the_legal_degrees() -> None:
     program = gpt(2, batch=6)
     plan = rbt.tune(program.main, loss=program.loss, cluster="1x8:V100-32G")
     assert plan.degrees["dp"] in (1, 2)
@@ -58,7 +57,7 @@ def test_d3_a_batch_that_does_not_divide_is_rejected_with_the_legal_degrees() ->
     assert reasons and "does not divide" in reasons[0]
 
 
-def test_d4_heads_that_do_not_divide_are_refused_at_once() -> None:
+def test_heads_that_do_not_divide_are_refused_at_once() -> None:
     program = gpt(2, heads=4)
     start = time.monotonic()
     with pytest.raises(rbt.NoFeasiblePlan, match="attention heads"):
@@ -66,17 +65,17 @@ def test_d4_heads_that_do_not_divide_are_refused_at_once() -> None:
     assert time.monotonic() - start < 10
 
 
-def test_d5_a_vocabulary_that_does_not_divide_is_refused_by_name() -> None:
+def test_a_vocabulary_that_does_not_divide_is_refused_by_name() -> None:
     with pytest.raises(rbt.NoFeasiblePlan, match="1001 vocabulary"):
         one_plan(gpt(2, vocab=1001), "1x4:V100-32G", mp=4)
 
 
-def test_d6_more_stages_than_layers_are_refused() -> None:
+def test_more_stages_than_layers_are_refused() -> None:
     with pytest.raises(rbt.NoFeasiblePlan, match="pp 4 exceeds the 2 layers"):
         one_plan(gpt(2), "1x4:V100-32G", pp=4)
 
 
-def test_d8_every_op_of_a_llama_is_costed() -> None:
+def test_every_op_of_a_llama_is_costed() -> None:
     model = ZOO["LLaMA-2"]
     program = legacy_program(model.build, model.spec)
     assert judged(program, one_plan(program, "1x2:V100-32G", mp=2)).step_time_s > 0
@@ -95,7 +94,7 @@ class HalfPrecision(nn.Layer):
         return (h - y).square().mean()
 
 
-def test_d9_communication_is_costed_in_every_dtype() -> None:
+def test_communication_is_costed_in_every_dtype() -> None:
     program = legacy_program(HalfPrecision, [InputSpec([8, 4, 16], "float32", name) for name in ("x", "y")])
     assert judged(program, one_plan(program, "1x2:V100-32G", dp=2)).step_time_s > 0
 
@@ -112,7 +111,7 @@ class SplitAndJoin(nn.Layer):
         return (paddle.concat([b, a], axis=-1) + x - y).square().mean()
 
 
-def test_d12_split_and_concat_go_through_backward() -> None:
+def test_split_and_concat_go_through_backward() -> None:
     program = legacy_program(SplitAndJoin, [InputSpec([8, 4, 16], "float32", name) for name in ("x", "y")])
     plan = one_plan(program, "1x2:V100-32G", mp=2)
     legacy = read_legacy_program(program.main, program.loss)
@@ -120,7 +119,7 @@ def test_d12_split_and_concat_go_through_backward() -> None:
     assert len(chain.rank(1).main.all_parameters()) == 4
 
 
-def test_d13_level_o2_cuts_three_and_more_stages() -> None:
+def test_level_o2_cuts_three_and_more_stages() -> None:
     program = gpt(4)
     how = {"loss": program.loss, "cluster": "1x4:V100-32G", "level": "o2"}
     plan = rbt.tune(program.main, search_space={"pp": 4}, **how)
@@ -132,7 +131,7 @@ def test_d13_level_o2_cuts_three_and_more_stages() -> None:
 
 
 @pytest.mark.parametrize(("name", "weights"), [("T5", "cross"), ("LLaMA-2", "SwiGLU")])
-def test_d15_d16_cross_attention_and_swiglu_leave_no_projection_whole(name: str, weights: str) -> None:
+def test_cross_attention_and_swiglu_leave_no_projection_whole(name: str, weights: str) -> None:
     model = ZOO[name]
     program = legacy_program(model.build, model.spec)
     plan = one_plan(program, "1x2:V100-32G", mp=2)
@@ -140,7 +139,7 @@ def test_d15_d16_cross_attention_and_swiglu_leave_no_projection_whole(name: str,
     assert not [line for line in plan.unmatched if "linear" in line], f"{weights} projections that no pattern claims"
 
 
-def test_d17_parallel_blocks_that_share_an_input_keep_both_of_their_matches() -> None:
+def test_parallel_blocks_that_share_an_input_keep_both_of_their_matches() -> None:
     model = ZOO["GPT-J"]
     program = legacy_program(model.build, model.spec)
     plan = one_plan(program, "1x2:V100-32G", mp=2)
@@ -149,21 +148,21 @@ def test_d17_parallel_blocks_that_share_an_input_keep_both_of_their_matches() ->
     assert of_a_block["qkv"] == 3 * of_a_block["row_matmul"] and of_a_block["ffn"] == 2 * of_a_block["row_matmul"] > 0
 
 
-def test_d18_the_output_of_a_position_embedding_is_split_along_the_batch_only() -> None:
+def test_the_output_of_a_position_embedding_is_split_along_the_batch_only() -> None:
     program = gpt(2)
     plan = one_plan(program, dp=2, mp=4)
     out = next(t for t in plan.tensors.values() if t.pattern == "position_embedding" and t.kind == "var")
     assert out.dims_mapping == (0, -1, -1)
 
 
-def test_d19_d20_a_plan_that_exceeds_the_memory_less_its_reserve_is_no_plan() -> None:
+def test_a_plan_that_exceeds_the_memory_less_its_reserve_is_no_plan() -> None:
     program = gpt(2, hidden=256, ffn=1024, vocab=4096)
     with pytest.raises(rbt.NoFeasiblePlan, match="GiB more than"):
         rbt.tune(program.main, loss=program.loss, cluster="1x1:V100-16G", memory_reserve=0.999)
 
 
 @pytest.mark.parametrize("cluster", ["1x1:V100-16G+1x1:V100-32G", "1x1:V100-32G+1x1:V100-16G"])
-def test_d20_every_stage_must_fit_its_own_device(cluster: str) -> None:
+def test_every_stage_must_fit_its_own_device(cluster: str) -> None:
     program = gpt(4, hidden=256, ffn=1024, vocab=512)  # two stages that need about as much
     needed = one_plan(program, "1x2:V100-32G", pp=2, accumulate_steps=1).estimate.peak_memory_bytes
     reserve = 1 - 1.1 * needed / (32 * 2**30)  # leaves enough of 32 GiB, and too little of 16 GiB
@@ -174,14 +173,14 @@ def test_d20_every_stage_must_fit_its_own_device(cluster: str) -> None:
         rbt.tune(program.main, cluster=cluster, **how)
 
 
-def test_d21_level_o3_is_accepted() -> None:
+def test_level_o3_is_accepted() -> None:
     program = gpt(2)
     plan = rbt.tune(program.main, loss=program.loss, cluster="1x1:V100-32G+1x1:A100-40G", level="o3")
     assert plan.level == "o3"
 
 
 @pytest.mark.parametrize("cost_model", ["analytic", "paddle"])
-def test_d23_a_plan_is_saved_as_json_and_used_again(tmp_path: Path, cost_model: str) -> None:
+def test_a_plan_is_saved_as_json_and_used_again(tmp_path: Path, cost_model: str) -> None:
     program, path = gpt(2), tmp_path / "plan.json"
     how = {"loss": program.loss, "cluster": "1x2:V100-32G"}
     plan = rbt.tune(program.main, save_path=str(path), cost_model=cost_model, **how)
@@ -191,7 +190,7 @@ def test_d23_a_plan_is_saved_as_json_and_used_again(tmp_path: Path, cost_model: 
         rbt.tune(gpt(3).main, cluster="1x2:V100-32G", load_path=str(path))
 
 
-def test_d23_the_paths_of_the_job_configuration_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_paths_of_the_job_configuration_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there, config = tmp_path / "there.json", tmp_path / "config.json"
     there.write_text("{}")
     config.write_text(json.dumps({"tuner_save_path": "new.json", "tuner_load_path": str(there)}))
@@ -205,7 +204,7 @@ def test_d23_the_paths_of_the_job_configuration_are_used(tmp_path: Path, monkeyp
         with_paths_of_job({})
 
 
-def test_d24_a_job_that_only_tunes_ends_in_a_documented_exception(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_job_that_only_tunes_ends_in_a_documented_exception(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PADDLE_AUTO_PARALLEL_STAGE", "tuner")
     made = engine(save_path=str(tmp_path / "plan.json"))
     with (
@@ -218,7 +217,7 @@ def test_d24_a_job_that_only_tunes_ends_in_a_documented_exception(monkeypatch: p
 
 
 @pytest.mark.parametrize("level", ["o1", "o2", "o3"])
-def test_d25_what_is_reported_is_the_plan_itself(level: str) -> None:
+def test_what_is_reported_is_the_plan_itself(level: str) -> None:
     program = gpt(4)
     plan = rbt.tune(program.main, loss=program.loss, cluster="1x4:V100-32G", level=level)
     first = plan.candidates[0]

@@ -49,7 +49,7 @@ def test_one_process_trains_to_losses_identical_to_the_engine_without_a_tuner(tm
 
 
 @pytest.mark.slow
-def test_d14_evaluation_reuses_the_plan_of_training(tmp_path: Path) -> None:
+def test_evaluation_reuses_the_plan_of_training(tmp_path: Path) -> None:
     placed = train(tmp_path / "run", {})[0]["placements"]
     assert placed["eval"] == placed["train"]
 

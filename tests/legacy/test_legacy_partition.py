@@ -99,7 +99,7 @@ def test_every_rank_gets_the_planned_shapes_and_matching_messages(layers: int, d
     assert any(op.type == "send_v2" for op in ranks[0].main.global_block().ops) == has_pipeline
 
 
-def test_d22_a_tied_embedding_lives_with_its_optimizer_states_on_the_first_stage() -> None:
+def test_a_tied_embedding_lives_with_its_optimizer_states_on_the_first_stage() -> None:
     program = gpt(2)
     ranks = parallelized(program, one_plan(program, dp=4, pp=2))
     tied = next(p.name for p in program.main.all_parameters() if tuple(p.shape) == (128, 32))

@@ -74,7 +74,7 @@ def test_ops_and_tensors_lead_back_to_the_program() -> None:
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 5, 8])
-def test_d7_every_layer_count_gives_as_many_layers(layers: int) -> None:
+def test_every_layer_count_gives_as_many_layers(layers: int) -> None:
     program = gpt(layers)
     assert cluster_layers(read_program(program.main, program.loss)).count == layers
 

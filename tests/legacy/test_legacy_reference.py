@@ -58,7 +58,7 @@ def test_the_seven_patterns_place_the_tensors_that_the_reference_places(layers: 
     with rbt.legacy_static_ops():
         reference = of_the_reference(program.main)
     positions = next(name for name, meshes in reference.items() if meshes["dp_mp"] == (-1, -1, -1))
-    reference[positions]["dp_mp"] = (0, -1, -1)  # D18: it contradicts what the reference does on the other meshes
+    reference[positions]["dp_mp"] = (0, -1, -1)  # -1 contradicts what the reference does on the other meshes
     ours = of_ours(legacy)
     assert {name: {mesh: ours[name][mesh] for mesh in meshes} for name, meshes in reference.items()} == reference
     leaves = {t.name for t in (*legacy.graph.params, *legacy.graph.data)}

@@ -75,16 +75,16 @@ def test_a_real_model_gets_a_plan_or_a_reason(name: str) -> None:
         assert set(plan.tensors) >= {p.name for p in program.main.all_parameters()}
 
 
-def test_d10_a_model_of_plain_layers_gets_a_plan() -> None:
+def test_a_model_of_plain_layers_gets_a_plan() -> None:
     program = legacy_program(MLP, [InputSpec([8, 16], "float32", "x"), InputSpec([8, 1], "int64", "label")])
     assert planned(program) is not None
 
 
-def test_d8_a_model_of_convolutions_gets_a_plan() -> None:
+def test_a_model_of_convolutions_gets_a_plan() -> None:
     assert planned(legacy_program(CNN, IMAGES)) is not None
 
 
-def test_d11_a_model_without_any_match_is_data_parallel_and_says_so() -> None:
+def test_a_model_without_any_match_is_data_parallel_and_says_so() -> None:
     program = legacy_program(Elementwise, [InputSpec([8, 16], "float32", name) for name in ("x", "y")])
     with pytest.warns(rbt.TunerWarning, match="no pattern matches"):
         plan = rbt.tune(program.main, loss=program.loss, cluster=CLUSTER)
