@@ -1,11 +1,12 @@
 """The search: analysis of a program, the space of candidates, and the levels that walk it."""
 
 from paddle_rbt_plugin.search.analysis import Analysis, analyse
+from paddle_rbt_plugin.search.dimensions import SearchSpace
 from paddle_rbt_plugin.search.levels import run_level
 from paddle_rbt_plugin.search.o1 import Search
 from paddle_rbt_plugin.search.progress import Progress, Watcher
 from paddle_rbt_plugin.search.result import Evaluated, SearchResult
-from paddle_rbt_plugin.search.space import Rejected, SearchSpace, candidate_dict, candidates
+from paddle_rbt_plugin.search.space import Rejected, candidate_dict, candidates
 
 __all__ = [
     "Analysis",

@@ -27,10 +27,11 @@ from paddle_rbt_plugin.cost.stages import even_stages
 from paddle_rbt_plugin.errors import NoFeasiblePlan
 from paddle_rbt_plugin.search.analysis import Analysis
 from paddle_rbt_plugin.search.bounds import Bound, Bounds
+from paddle_rbt_plugin.search.dimensions import SearchSpace
 from paddle_rbt_plugin.search.judged import ask_all
 from paddle_rbt_plugin.search.progress import Reporter, Watcher
 from paddle_rbt_plugin.search.result import Evaluated, Misses, SearchResult, explain_failure, order_of, ranked
-from paddle_rbt_plugin.search.space import Degrees, Rejected, SearchSpace, candidate_dict, variants, ways
+from paddle_rbt_plugin.search.space import Degrees, Rejected, candidate_dict, variants, ways
 
 KEPT = 20
 """How many of the best candidates are estimated exactly and shown."""

@@ -21,27 +21,19 @@ all of its values. Left alone, all values of a dimension are searched, except wh
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import product
 from typing import Any, Literal
 
 from paddle_rbt_plugin.cluster import Cluster, factorisations
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
-from paddle_rbt_plugin.errors import NoFeasiblePlan, TunerError
+from paddle_rbt_plugin.errors import NoFeasiblePlan
 from paddle_rbt_plugin.search.analysis import Analysis
+from paddle_rbt_plugin.search.dimensions import ALL, DEGREES, SearchSpace
 from paddle_rbt_plugin.search.unmet import check_met, why_none
 
-_DEGREES = ("pp", "dp", "mp")
-_CHOICES = {
-    "recompute": ("none", "selective", "full"),
-    "schedule": ("FThenB", "1F1B", "VPP"),
-    "order": ("dp_mp", "mp_dp"),
-    "layer_meshes": ("one", "any"),
-}
-_ALL: dict[str, tuple[Any, ...]] = {**_CHOICES, "sharding_stage": (0, 1, 2, 3), "sequence_parallel": (False, True)}
 MAX_MICRO_BATCH = 32
 """Samples; a larger micro batch is searched where it is asked for."""
 _DEFAULT = {"schedule": ("1F1B", "VPP"), "order": ("dp_mp",)}
@@ -59,100 +51,6 @@ class Rejected:
     """What the nearest lacks; 0 where it is not memory."""
     count: int = 0
     """How many candidates do not fit; 0 for a whole way."""
-
-
-@dataclass(frozen=True)
-class SearchSpace:
-    """Allowed values per dimension; None leaves the choice to the tuner. ``order`` is the order of a stage's mesh axes: the
-    last runs inside a machine."""
-
-    pp: tuple[int, ...] | None = None
-    dp: tuple[int, ...] | None = None
-    mp: tuple[int, ...] | None = None
-    ep: tuple[int, ...] | None = None
-    micro_batch: tuple[int, ...] | None = None
-    accumulate_steps: tuple[int, ...] | None = None
-    recompute: tuple[str, ...] | None = None
-    sharding_stage: tuple[int, ...] | None = None
-    sharding_degree: tuple[int | str, ...] | None = None
-    sequence_parallel: tuple[bool, ...] | None = None
-    schedule: tuple[str, ...] | None = None
-    vpp: tuple[int, ...] | None = None
-    order: tuple[str, ...] | None = None
-    layer_meshes: tuple[str, ...] | None = None
-    """Level o2: ``one`` arrangement of devices for all layers of a plan, or ``any`` for each layer."""
-    reasons: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Who fixed a dimension, where it was not the user's search space: shown with the rejections that follow from it."""
-
-    @classmethod
-    def parse(cls, values: Mapping[str, Any] | None) -> SearchSpace:
-        """The space that a dict fixes (``{"mp": 2}``), lists (``{"mp": [1, 2]}``) or leaves open (``{"mp": "auto"}``).
-
-        Raises TunerError for an unknown dimension or a value it cannot take."""
-        known = [f.name for f in fields(cls) if f.name != "reasons"]
-        parsed: dict[str, Any] = {}
-        for key, value in (values or {}).items():
-            if key not in known:
-                near = difflib.get_close_matches(str(key), known, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise TunerError(f"search_space: unknown dimension {key!r}{hint} (known: {', '.join(known)})")
-            if value is None:
-                continue
-            if isinstance(value, str) and value == "auto":
-                if key in _ALL:
-                    parsed[key] = _ALL[key]
-                continue
-            listed = list(value) if isinstance(value, (list, tuple, set)) else [value]
-            if not listed:
-                raise TunerError(f"search_space: {key!r} has no value; name at least one or leave it out")
-            parsed[key] = tuple(dict.fromkeys(_value(key, v) for v in listed))
-        return cls(**parsed)
-
-    def restrict(self, reason: str, **values: tuple) -> SearchSpace:
-        """The space within further constraints, each with the reason for it.
-
-        Raises TunerError where a constraint leaves nothing of what the space allows."""
-        fixed = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "reasons"}
-        reasons = dict(self.reasons)
-        for key, allowed in values.items():
-            both = tuple(v for v in allowed if fixed[key] is None or v in fixed[key])
-            if not both:
-                raise TunerError(
-                    f"search_space allows {key} in {list(fixed[key])}, but {reason} needs {key} in {list(allowed)}"
-                )
-            fixed[key] = both
-            reasons[key] = reason
-        return SearchSpace(**fixed, reasons=reasons)
-
-    def forbids(self, key: str, value: Any) -> str:
-        """Why a value is outside of the space; empty where it is inside."""
-        allowed = getattr(self, key)
-        if allowed is None or value in allowed:
-            return ""
-        return f"{self.source(key)} allows {key} {', '.join(map(str, allowed))} only"
-
-    def source(self, key: str) -> str:
-        """Who says what a dimension may be."""
-        return self.reasons.get(key, "search_space")
-
-
-def _value(key: str, value: Any) -> Any:
-    if key in _CHOICES:
-        if value not in _CHOICES[key]:
-            raise TunerError(f"search_space: {key} cannot be {value!r}; choose from {', '.join(_CHOICES[key])}")
-        return value
-    if key == "sharding_degree" and value == "whole":
-        return value
-    if key == "sequence_parallel":
-        if value not in (0, 1, True, False):
-            raise TunerError(f"search_space: sequence_parallel is true or false, not {value!r}")
-        return bool(value)
-    least, most = {"sharding_stage": (0, 3), "sharding_degree": (2, None)}.get(key, (1, None))
-    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
-        right = "0, 1, 2 or 3" if most else f"a whole number of at least {least}"
-        right += ", or 'whole'" if key == "sharding_degree" else ""
-        raise TunerError(f"search_space: {key} must be {right}, not {value!r}")
-    return value
 
 
 @dataclass(frozen=True)
@@ -208,18 +106,18 @@ def _all_degrees(analysis: Analysis, cluster: Cluster, space: SearchSpace) -> It
 
 def _check_degrees(space: SearchSpace, cluster: Cluster) -> None:
     devices = cluster.device_count
-    ways = [dict(zip(_DEGREES, degrees, strict=True)) for degrees in factorisations(devices)]
-    for key in _DEGREES:
+    ways = [dict(zip(DEGREES, degrees, strict=True)) for degrees in factorisations(devices)]
+    for key in DEGREES:
         allowed = getattr(space, key)
         if allowed is not None and not any(devices % n == 0 for n in allowed):
             legal = ", ".join(map(str, sorted({degrees[key] for degrees in ways})))
             asked = f"{key} {_spell(allowed)} of {space.source(key)} {'does' if len(allowed) == 1 else 'do'}"
             raise NoFeasiblePlan(f"{asked} not divide the {devices} devices of {cluster}; {key} can be {legal}")
     if not any(all(not space.forbids(key, n) for key, n in degrees.items()) for degrees in ways):
-        fixed = {key: getattr(space, key) for key in _DEGREES if getattr(space, key) is not None}
+        fixed = {key: getattr(space, key) for key in DEGREES if getattr(space, key) is not None}
         asked = " x ".join(f"{key} {_spell(allowed)}" for key, allowed in fixed.items())
         sources = " and ".join(dict.fromkeys(map(space.source, fixed)))
-        exactly = "is" if len(fixed) == len(_DEGREES) else "divides"
+        exactly = "is" if len(fixed) == len(DEGREES) else "divides"
         raise NoFeasiblePlan(f"no product {asked} of {sources} {exactly} the {devices} devices of {cluster}")
 
 
@@ -333,7 +231,7 @@ def _schedules(space: SearchSpace, pp: int, steps: int, layers: int) -> Iterator
 
 def _values(space: SearchSpace, key: str) -> Sequence[Any]:
     allowed = getattr(space, key)
-    return allowed if allowed is not None else _DEFAULT.get(key) or _ALL[key]
+    return allowed if allowed is not None else _DEFAULT.get(key) or ALL[key]
 
 
 def candidate_dict(candidate: Candidate) -> dict[str, Any]:

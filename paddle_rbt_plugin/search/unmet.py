@@ -9,33 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.errors import NoFeasiblePlan
+from paddle_rbt_plugin.search.dimensions import ALL, DEGREES, SearchSpace
 
-if TYPE_CHECKING:
-    from paddle_rbt_plugin.search.space import SearchSpace
-
-Enumerate = Callable[["SearchSpace"], Iterable[Candidate]]
+Enumerate = Callable[[SearchSpace], Iterable[Candidate]]
 """The candidates of a space; of all ways to use the devices, or of one."""
 
 _MOST_SHOWN = 12
 _MOST_NUMBER = {"sharding_degree": 2**12, "micro_batch": 2**24, "accumulate_steps": 2**24}
 """Up to where the right values of a number are looked for."""
-_EVERY: dict[str, tuple[Any, ...]] = {
-    "vpp": (),
-    "schedule": ("FThenB", "1F1B", "VPP"),
-    "sharding_degree": (),
-    "sharding_stage": (0, 1, 2, 3),
-    "sequence_parallel": (False, True),
-    "order": ("dp_mp", "mp_dp"),
-    "recompute": ("none", "selective", "full"),
-    "micro_batch": (),
-    "accumulate_steps": (),
-}
-"""The choices beyond the degrees and all their values, the more special first; none where numbers bound them."""
-_DEGREES = ("pp", "dp", "mp")
+_EVERY = (
+    "vpp", "schedule", "sharding_degree", "sharding_stage", "sequence_parallel", "order", "recompute", "micro_batch",
+    "accumulate_steps",
+)  # fmt: skip
+"""The choices beyond the degrees, the more special first."""
 _TRAINING_ONLY = {"recompute", "sharding_stage", "sharding_degree"}
 
 
@@ -62,7 +52,7 @@ def check_met(space: SearchSpace, candidates: Enumerate, train: bool) -> None:
 
 def _why_unmet(space: SearchSpace, key: str, candidates: Enumerate) -> str:
     asked = f"no candidate has {_asked(space, key)}"
-    for other in (*_EVERY, *_DEGREES):
+    for other in (*_EVERY, *DEGREES):
         if other == key or getattr(space, other) is None:
             continue
         legal = _values(other, (c for c in candidates(_free(space, other)) if _has(space, key, c)))
@@ -74,7 +64,7 @@ def _why_unmet(space: SearchSpace, key: str, candidates: Enumerate) -> str:
 
 def _free(space: SearchSpace, key: str) -> SearchSpace:
     """The space in which a dimension may have any value."""
-    every: Any = _EVERY.get(key) or None
+    every: Any = ALL.get(key)
     if key == "sharding_degree":
         every = ("whole", *range(2, 1 + _MOST_NUMBER[key]))
     elif key in _MOST_NUMBER:
