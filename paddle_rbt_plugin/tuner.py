@@ -7,8 +7,10 @@ Each step is one call below; the modules they come from bear their names.
 
 from __future__ import annotations
 
+import gc
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,8 +76,22 @@ def tune(
 
         legacy = read_legacy_program(program, loss)
         return tune_legacy(program, legacy, chosen, precision=precision, global_batch=global_batch, progress=progress)
-    graph = _graph(program, input_spec, labels_spec, loss, global_batch)
-    return tune_graph(graph, chosen, precision=precision, global_batch=global_batch, progress=progress)
+    with _collection_paused():
+        graph = _graph(program, input_spec, labels_spec, loss, global_batch)
+        return tune_graph(graph, chosen, precision=precision, global_batch=global_batch, progress=progress)
+
+
+@contextmanager
+def _collection_paused() -> Iterator[None]:
+    """Tuning makes no cyclic garbage to speak of, and a collection walks all objects of the process, which with Paddle
+    imported can take as long as planning a small model."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def tune_graph(

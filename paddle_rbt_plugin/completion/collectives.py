@@ -8,8 +8,6 @@ the axis shards a dimension afterwards. What is left, replicated to sharded, is 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.completion.work import Collective, CollectiveKind, Phase, Value
@@ -17,10 +15,12 @@ from paddle_rbt_plugin.completion.work import Collective, CollectiveKind, Phase,
 
 def collectives_between(value: Value, target: Placement, mesh: ProcessMesh, phase: Phase) -> tuple[Collective, ...]:
     """The collectives that take ``value`` from its placement to ``target``, in order; none where they are equal."""
+    if value.placement == target:
+        return ()
     steps: list[Collective] = []
     current = value
     for axis, kind, message_is_result, placement in _steps(value.placement, target, len(mesh.axes) == 1):
-        result = replace(current, placement=placement)
+        result = current._replace(placement=placement)
         if mesh.shape[axis] > 1:
             steps.append(Collective(kind, mesh.axes[axis], result if message_is_result else current, phase))
         current = result

@@ -5,17 +5,18 @@ built through ``paddle._C_ops``, and the distributed attributes of the new op sa
 results lie. The backward answer comes from ``call_vjp`` on that op, which builds the gradient ops Paddle would build.
 No process group and no device is needed, and meshes of any size work in one process.
 
-Answers depend only on the question, so each is asked once (about a millisecond) and remembered by the oracle.
+Answers depend only on the question, so each is asked once (a third of a millisecond) and remembered by the oracle.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.placement import Placement
@@ -24,13 +25,12 @@ from paddle_rbt_plugin.graph.api import signature
 from paddle_rbt_plugin.graph.pir import CONSTANT_OPS, CONTAINER_OPS, dtype_name, plain_attrs
 
 _NOT_COMPUTING = (*CONTAINER_OPS, *CONSTANT_OPS, "pd_op.data")
-_MOST_OPS = 150
+_MOST_OPS = 60
 """Ops after which a scratch program gives way to a new one, since Paddle lists all ops of a block to show the last."""
 _HALF = frozenset({"float16", "bfloat16"})
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """An input as it arrives at the op."""
 
     shape: tuple[int, ...]
@@ -39,8 +39,7 @@ class Operand:
     stop_gradient: bool
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """An op with its inputs by slot, and for the backward pass the placements in which the gradients of its results arrive,
     None for a result without one."""
 
@@ -65,8 +64,7 @@ class Source:
     index: int
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(NamedTuple):
     """One operand of a built op: as it is, and as the op needs it."""
 
     source: Source
@@ -78,8 +76,7 @@ class Use:
     """False where a gradient op wants the shape only, so the values need not be kept."""
 
 
-@dataclass(frozen=True)
-class Product:
+class Product(NamedTuple):
     """One result of a built op: as the op makes it, and as its readers get it."""
 
     shape: tuple[int, ...]
@@ -130,7 +127,7 @@ class Oracle:
 
     def _build(self, question: Question) -> tuple[Built, ...]:
         try:
-            with building_pir():
+            with building_pir(), _without_call_stacks():
                 return self._scratch(question)
         except UnsupportedProgram:
             raise
@@ -157,17 +154,17 @@ def _in_float32(question: Question) -> Question:
     """The same question of float32: Paddle refuses ops for which its wheel has no kernel, and CPU wheels lack some of half
     precision (the gradient of a softmax); placements do not depend on it."""
     slots = tuple(
-        (slot, tuple(replace(o, dtype="float32") if o.dtype in _HALF else o for o in operands))
+        (slot, tuple(o._replace(dtype="float32") if o.dtype in _HALF else o for o in operands))
         for slot, operands in question.slots
     )
-    return replace(question, slots=slots)
+    return question._replace(slots=slots)
 
 
 def _with_dtype(answers: Sequence[Built], dtype: str) -> tuple[Built, ...]:
     """The answers to such a question, in the precision that was asked for."""
 
     def in_dtype(values: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(replace(v, dtype=dtype) if v.dtype == "float32" else v for v in values)
+        return tuple(v._replace(dtype=dtype) if v.dtype == "float32" else v for v in values)
 
     return tuple(replace(b, uses=in_dtype(b.uses), products=in_dtype(b.products)) for b in answers)
 
@@ -190,6 +187,21 @@ def building_pir() -> Iterator[None]:
             paddle.disable_static()
 
 
+@contextmanager
+def _without_call_stacks() -> Iterator[None]:
+    """Ops built inside do not record where in Python they were built, which takes Paddle longer than building them.
+    It asks ``traceback.extract_stack``, which heeds this limit."""
+    limit = getattr(sys, "tracebacklimit", None)
+    sys.tracebacklimit = 0
+    try:
+        yield
+    finally:
+        if limit is None:
+            del sys.tracebacklimit
+        else:
+            sys.tracebacklimit = limit
+
+
 class _Inputs:
     """A scratch program with the inputs and the ops made in it so far, which questions share."""
 
@@ -198,6 +210,7 @@ class _Inputs:
         self.mesh = mesh
         self._values: dict[tuple[Operand, int], Any] = {}
         self._results: dict[tuple[Any, ...], list[Any]] = {}
+        self._elements: dict[str, Any] = {}
 
     def results(self, question: Question, inputs: Mapping[str, Sequence[Any]]) -> list[Any]:
         """The results of the op asked about; the question about its backward pass builds on the op of the forward one."""
@@ -213,13 +226,25 @@ class _Inputs:
         return self._values[operand, number]
 
     def _make(self, name: str, operand: Operand) -> Any:
+        """An argument of the block: it costs a fiftieth of what an op without inputs does."""
+        import paddle
+
+        pir = paddle.base.libpaddle.pir
+        dense = pir.create_shaped_type(self._element(operand.dtype), list(operand.shape))
+        value = self.program.global_block().add_kwarg(
+            name, pir.cvt_to_dist_type(dense, tensor_attr(self.mesh, operand.placement))
+        )
+        value.stop_gradient = operand.stop_gradient
+        return value
+
+    def _element(self, dtype: str) -> Any:
+        """The type of a tensor of ``dtype``, which Paddle makes for the result of an op only."""
         import paddle
         from paddle.base import core
 
-        value = paddle._C_ops.data(name, list(operand.shape), getattr(paddle, operand.dtype), core.Place())
-        value.stop_gradient = operand.stop_gradient
-        set_placement(value, self.mesh, operand.placement)
-        return value
+        if dtype not in self._elements:
+            self._elements[dtype] = paddle._C_ops.data(dtype, [1], getattr(paddle, dtype), core.Place()).type()
+        return self._elements[dtype]
 
 
 class _Scratch:
@@ -231,6 +256,7 @@ class _Scratch:
         self.question = question
         self.met: Counter[Operand] = Counter()
         self.sources: dict[int, Source] = {}  # id of a value -> where it comes from
+        self.given: dict[int, Placement] = {}  # id of a value that the question holds -> its placement
         self.locals = 0
 
     def answer(self) -> tuple[Built, ...]:
@@ -240,7 +266,7 @@ class _Scratch:
         results = self.inputs.results(self.question, self._by_slot(inputs))
         op = producer_of(results[0])
         if self.question.gradients is None:
-            return (self._describe(op, results, {}),)
+            return (self._describe(op, results),)
         for i, value in enumerate(results):
             self.sources[value.id] = Source("output", i)
         return self._backward(op, results)
@@ -285,22 +311,25 @@ class _Scratch:
 
     def _input(self, operand: Operand) -> Any:
         self.met[operand] += 1
-        return self.inputs.value(operand, self.met[operand])
+        value = self.inputs.value(operand, self.met[operand])
+        self.given[value.id] = operand.placement
+        return value
 
     def _by_slot(self, values: Sequence[Any]) -> dict[str, list[Any]]:
         remaining = iter(values)
         return {slot: [next(remaining) for _ in operands] for slot, operands in self.question.slots}
 
-    def _describe(self, op: Any, results: Sequence[Any], gradient_of: Mapping[int, int]) -> Built:
+    def _describe(self, op: Any, results: Sequence[Any], gradient_of: Mapping[int, int] | None = None) -> Built:
+        """``gradient_of`` says of a gradient op which of its results is the gradient of which input."""
         attr = op.dist_attr
         uses = []
         for i, operand in enumerate(op.operands_source()):
             needs = _tensor_attrs(attr.operand(i)) if attr is not None and i < attr.num_operands() else []
             for k, value in enumerate(_elements(operand)):
                 if value.initialized() and value.id in self.sources:
-                    have = placement_of(value)
+                    have = self.given.get(value.id) or placement_of(value)
                     need = _placement(needs[k], len(value.shape)) if k < len(needs) else have
-                    reads = not op.is_no_need_buffer(value)
+                    reads = gradient_of is None or not op.is_no_need_buffer(value)
                     uses.append(Use(self.sources[value.id], tuple(value.shape), dtype_name(value.dtype), have, need, reads))
         made = [a for i in range(op.num_results()) for a in (_tensor_attrs(attr.result(i)) if attr is not None else ())]
         products = []
@@ -314,7 +343,7 @@ class _Scratch:
                     dtype_name(value.dtype),
                     _placement(made[i], len(value.shape)) if i < len(made) else kept,
                     kept,
-                    gradient_of.get(value.id),
+                    gradient_of.get(value.id) if gradient_of else None,
                 )
             )
             if value.id not in self.sources:
@@ -364,13 +393,20 @@ def producer_of(value: Any) -> Any:
 def set_placement(value: Any, mesh: Any, placement: Placement) -> None:
     """Gives a dense PIR value a distributed type on Paddle's ``mesh``, and its op the matching attribute."""
     import paddle
-    from paddle.distributed import ReduceType
 
     pir = paddle.base.libpaddle.pir
-    partial = {axis: getattr(ReduceType, f"kRed{reduction.capitalize()}") for axis, reduction in placement.partial}
-    attr = pir.create_tensor_dist_attribute(mesh, list(placement.dims_mapping), partial)
+    attr = tensor_attr(mesh, placement)
     value.set_type(pir.cvt_to_dist_type(value.type(), attr))
     value.get_defining_op().dist_attr = pir.create_op_dist_attribute(mesh, [], [attr])
+
+
+def tensor_attr(mesh: Any, placement: Placement) -> Any:
+    """Paddle's attribute of a tensor that lies so on ``mesh``."""
+    import paddle
+    from paddle.distributed import ReduceType
+
+    partial = {axis: getattr(ReduceType, f"kRed{reduction.capitalize()}") for axis, reduction in placement.partial}
+    return paddle.base.libpaddle.pir.create_tensor_dist_attribute(mesh, list(placement.dims_mapping), partial)
 
 
 def placement_of(value: Any) -> Placement:
@@ -381,8 +417,9 @@ def placement_of(value: Any) -> Placement:
 def _placement(attr: Any, ndim: int) -> Placement:
     if attr is None:
         return Placement.replicated(ndim)
-    partial = tuple(sorted((axis, kind.name.removeprefix("kRed").lower()) for axis, kind in attr.partial_status.items()))
-    return Placement(tuple(attr.dims_mapping), partial)
+    status = attr.partial_status
+    partial = sorted((axis, kind.name.removeprefix("kRed").lower()) for axis, kind in status.items()) if status else ()
+    return Placement(tuple(attr.dims_mapping), tuple(partial))
 
 
 def _tensor_attrs(attr: Any) -> list[Any]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(NamedTuple):
     """``dims_mapping[d]`` is the mesh axis (its position) that shards tensor dimension ``d``, or -1. ``partial`` lists the
-    mesh axes along which every rank holds a summand only, each with its reduction (``sum``, ``avg``, ``max``, ...)."""
+    mesh axes along which every rank holds a summand only, each with its reduction (``sum``, ``avg``, ``max``, ...).
+
+    A named tuple, since all work is remembered by placements, and tuples are hashed and compared in C."""
 
     dims_mapping: tuple[int, ...]
     partial: tuple[tuple[int, str], ...] = ()
 
     @staticmethod
+    @cache
     def replicated(ndim: int) -> Placement:
         return Placement((-1,) * ndim)
 

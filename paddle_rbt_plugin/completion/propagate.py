@@ -11,7 +11,7 @@ change that an earlier op has paid for costs nothing, and what backward reads of
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.collectives import collectives_between
@@ -203,7 +203,7 @@ class _Completer:
 
     def _gradient(self, tensor: int, placement: Placement) -> Value:
         value = self._value(tensor, placement)
-        return replace(value, name=f"{value.name}@GRAD", kind="var")
+        return value._replace(name=f"{value.name}@GRAD", kind="var")
 
     def _changes(self, value: Value, target: Placement, phase: Phase) -> tuple[Collective, ...]:
         return collectives_between(value, target, self.mesh, phase)
@@ -359,7 +359,7 @@ class _Completer:
         if tensor is None or not use.reads:
             return
         if use.need in self.forward_copies.get(self._place(tensor), ()):
-            saved.setdefault((tensor, use.need), replace(self._value(tensor, use.need), kind="var"))
+            saved.setdefault((tensor, use.need), self._value(tensor, use.need)._replace(kind="var"))
         elif self.graph.tensors[tensor].kind != "param":
             saved.setdefault((tensor, use.have), self._value(tensor))
 
@@ -373,7 +373,7 @@ class _Completer:
         values = [self._gradient(tensor, p) for p in placements]
         collectives = [c for v, use in zip(values, built.uses, strict=True) for c in self._changes(v, use.need, "backward")]
         total = built.products[0].kept
-        inputs = tuple(replace(v, placement=use.need) for v, use in zip(values, built.uses, strict=True))
+        inputs = tuple(v._replace(placement=use.need) for v, use in zip(values, built.uses, strict=True))
         return total, [Kernel("add_n", "backward", inputs, (self._gradient(tensor, total),), tuple(collectives))]
 
     def _backward_kernel(self, op: Op, built: Built, done: set[tuple[Source, Placement]]) -> Kernel:
@@ -388,7 +388,7 @@ class _Completer:
             elif (use.source, use.need) not in done:
                 done.add((use.source, use.need))
                 collectives += self._changes(value, use.need, "backward")
-            inputs.append(replace(value, placement=use.need))
+            inputs.append(value._replace(placement=use.need))
         for product in built.products:
             if product.gradient_of is not None:
                 made = self._gradient(op.operands[product.gradient_of], product.made)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.placement import Placement
@@ -20,8 +20,7 @@ Phase = Literal["forward", "backward", "optimizer"]
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p"]
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """A tensor as it lies on the mesh. ``name`` is the graph tensor's, with ``@GRAD`` appended for its gradient."""
 
     name: str

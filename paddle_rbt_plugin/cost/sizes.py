@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 from math import prod
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.completion.work import Kernel, Value
 from paddle_rbt_plugin.cost.candidate import Precision
 from paddle_rbt_plugin.graph import DTYPE_BYTES
@@ -89,23 +90,21 @@ class Sizes:
         self.float32 = float32
         """Names of values that stay in float32."""
         self._mp_axis = mesh.axes.index("mp") if "mp" in mesh.axes else None
-        self._shapes: dict[int, tuple[float, ...]] = {}
-        self._alive: list[Value] = []
-        """What ``_shapes`` and ``_bytes`` know by identity, kept so that no other value takes it over."""
-        self._bytes: dict[int, float] = {}
+        self._shapes: dict[tuple[tuple[int, ...], Placement, int | None], tuple[float, ...]] = {}
+        self._bytes: dict[Value, float] = {}
 
     def shape(self, value: Value) -> tuple[float, ...]:
         """Local shape, the sequence unsplit. A rank may hold a part of a sample (context parallelism): the dimension that
         grows with the batch need not be whole."""
-        found = self._shapes.get(id(value))
+        key = value.shape, value.placement, value.batch_dim
+        found = self._shapes.get(key)
         if found is None:
             shape: list[float] = list(value.placement.local_shape(value.shape, self.mesh))
             d = value.batch_dim
             if d is not None:
                 axis = value.placement.dims_mapping[d]
                 shape[d] = value.shape[d] * self.batch_scale / (self.mesh.shape[axis] if axis >= 0 else 1)
-            found = self._shapes[id(value)] = tuple(shape)
-            self._alive.append(value)
+            found = self._shapes[key] = tuple(shape)
         return found
 
     def numel(self, value: Value) -> float:
@@ -120,9 +119,9 @@ class Sizes:
 
     def nbytes(self, value: Value) -> float:
         """Local bytes, the sequence unsplit."""
-        found = self._bytes.get(id(value))
+        found = self._bytes.get(value)
         if found is None:
-            found = self._bytes[id(value)] = self.numel(value) * self.itemsize(value)
+            found = self._bytes[value] = self.numel(value) * self.itemsize(value)
         return found
 
     def is_split(self, value: Value) -> bool:

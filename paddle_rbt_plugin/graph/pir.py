@@ -28,6 +28,7 @@ _BOOKKEEPING = frozenset(
 _FORWARD_ROLES = (-1, 0, 256)  # unset, OpRole.Forward, OpRole.Forward | OpRole.Loss
 
 
+@cache
 def dtype_name(dtype: Any) -> str:
     """``"float32"`` for ``paddle.float32`` and ``DataType.FLOAT32``."""
     return str(dtype).rsplit(".", 1)[-1].lower()
@@ -69,6 +70,7 @@ class Reader:
         self.ops: list[Op] = []
         self.index_of: dict[int, int] = {}  # id of a PIR value -> tensor
         self.counts: dict[str, int] = {}
+        self.slots: dict[str, tuple[list[str], list[str]]] = {}  # type of an op -> names of its operands and results
         self.params: dict[int, Any] = {}  # id of a PIR value -> builtin.parameter; read at first use
 
     def read(self, loss: Any, needs_loss: bool) -> Graph:
@@ -116,23 +118,26 @@ class Reader:
         return index
 
     def _parameter(self, op: Any) -> int:
-        return self._tensor(op.result(0), op.attrs()["parameter_name"], "param")
+        return self._tensor(op.result(0), op.result(0).name, "param")
 
     def _operand(self, value: Any) -> int:
-        if value.id not in self.index_of:
-            self._parameter(self.params[value.id])
-        return self.index_of[value.id]
+        index = self.index_of.get(value.id)
+        return self._parameter(self.params[value.id]) if index is None else index
 
     def _op(self, source: int, op: Any) -> None:
-        type_ = op.name().split(".", 1)[1].removesuffix("_")
+        op_name = op.name()
+        type_ = op_name.split(".", 1)[1].removesuffix("_")
         number = self.counts.get(type_, 0)
         self.counts[type_] = number + 1
         name = f"{type_}_{number}"
         stored = op.attrs()  # a copy with the stack of the caller, which takes its time
         attrs = _plain_values(stored)
         inputs: dict[str, tuple[int, ...]] = {}
-        kinds = _kinds(op.name())
-        for slot, value in zip(op.get_input_names(), op.operands_source(), strict=True):
+        kinds = _kinds(op_name)
+        if op_name not in self.slots:
+            self.slots[op_name] = op.get_input_names(), op.get_output_names()
+        slots_in, slots_out = self.slots[op_name]
+        for slot, value in zip(slots_in, op.operands_source(), strict=True):
             if not is_present(value):
                 inputs[slot] = ()
             elif kinds.get(slot) == "constant" and value.get_defining_op().name() in CONSTANT_OPS:
@@ -143,7 +148,7 @@ class Reader:
                 inputs[slot] = (self._operand(value),)
         outputs = {
             slot: self._results(name, slot, value)
-            for slot, value in zip(op.get_output_names(), op.results(), strict=True)
+            for slot, value in zip(slots_out, op.results(), strict=True)
             if slot != "xshape"  # where 2.6 keeps a shape for the backward pass
         }
         scope = stored.get("struct_name", "")
@@ -185,8 +190,9 @@ class Reader:
 
 def _constant(op: Any) -> Any:
     """The value of a constant op; ``full`` keeps its value as a float whatever its dtype."""
-    value = _plain(op.attrs()["value"])
-    return int(value) if isinstance(value, float) and "int" in dtype_name(op.attrs()["dtype"]) else value
+    attrs = op.attrs()
+    value = _plain(attrs["value"])
+    return int(value) if isinstance(value, float) and "int" in dtype_name(attrs["dtype"]) else value
 
 
 def is_present(value: Any) -> bool:

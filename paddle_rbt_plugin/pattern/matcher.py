@@ -126,6 +126,8 @@ class Search:
         self.graph = index.graph
         self.budget = budget
         self.steps = _order(pattern, first)
+        # Chains of no ops: the graph has none of their types, as a program in one precision has no casts.
+        self.empty = {chain for chain in pattern.chains if not index.count(chain.types)}
         self.joined = _chain_components(pattern)
         self.tensors: list[int | None] = [None] * len(pattern.tensors)
         self.ops: list[int | None] = [None] * len(pattern.ops)
@@ -134,6 +136,10 @@ class Search:
         self.trail: list[int] = []  # pattern tensors in the order they were mapped
 
     def run(self, depth: int = 0) -> Iterator[Assignment]:
+        while depth < len(self.steps) and (chain := self.steps[depth]) in self.empty:
+            if not self._join(chain):
+                return
+            depth += 1
         if depth == len(self.steps):
             yield Assignment(tuple(t for t in self.tensors if t is not None), tuple(op for op in self.ops if op is not None))
             return
@@ -142,6 +148,15 @@ class Search:
             yield from self._follow(step, depth)
         else:
             yield from self._place(step, depth)
+
+    def _join(self, chain: ChainNode) -> bool:
+        """Maps both ends of a chain of no ops to one tensor."""
+        self.budget.spend()
+        source, target = self.tensors[chain.source], self.tensors[chain.target]
+        if source is None:
+            assert target is not None, "the order of steps reaches a chain from a mapped tensor"
+            return self.bind(chain.source, target)
+        return self.bind(chain.target, source)
 
     def _place(self, node: OpNode, depth: int) -> Iterator[Assignment]:
         for op in self.candidates(node):
@@ -192,14 +207,17 @@ class Search:
         return not chain.whole or producer is None or producer.type not in chain.types
 
     def _bind_all(self, nodes: tuple[int, ...], tensors: tuple[int, ...]) -> bool:
-        return all(self.bind(node, tensor) for node, tensor in zip(nodes, tensors, strict=True))
+        for node, tensor in zip(nodes, tensors, strict=True):  # noqa: SIM110 the innermost loop of the search
+            if not self.bind(node, tensor):
+                return False
+        return True
 
     def bind(self, node: int, tensor: int) -> bool:
         """Maps a tensor of the pattern to one of the graph, if it can stand for it."""
         if self.tensors[node] is not None:
             return self.tensors[node] == tensor
         holders = self.holders.setdefault(tensor, [])
-        if any(self.joined[holder] != self.joined[node] for holder in holders):
+        if holders and any(self.joined[holder] != self.joined[node] for holder in holders):
             return False
         if not self.pattern.tensors[node].accepts(self.graph.tensors[tensor]):
             return False

@@ -149,11 +149,11 @@ class Analysis:
         if key not in self._sharded:
             axes = completion.mesh.axes
             sharded: dict[str, set[int]] = {axis: set() for axis in axes}
-            for work in {id(w): w for w in completion.work}.values():
-                for value in work.values():
-                    for size, axis in zip(value.shape, value.placement.dims_mapping, strict=True):
-                        if axis >= 0:
-                            sharded[axes[axis]].add(size)
+            distinct = {id(work): work for work in completion.work}.values()
+            for shape, dims_mapping in {(v.shape, v.placement.dims_mapping) for work in distinct for v in work.values()}:
+                for size, axis in zip(shape, dims_mapping, strict=True):
+                    if axis >= 0:
+                        sharded[axes[axis]].add(size)
             self._sharded[key] = sharded
         return self._sharded[key]
 
