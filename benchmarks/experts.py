@@ -25,12 +25,12 @@ from rich.console import Console
 from rich.table import Table
 
 from paddle_rbt_plugin.handover.configs import config_graph
-from paddle_rbt_plugin.plan.explain import spell_candidate, spell_seconds
 from paddle_rbt_plugin.plugins import load_plugins
 from paddle_rbt_plugin.runs import Run, read_runs
 from paddle_rbt_plugin.runs.predict import run_candidate, run_cluster, run_config, run_training
 from paddle_rbt_plugin.search import Evaluated, Search, SearchSpace, analyse, candidate_dict, candidates
 from paddle_rbt_plugin.search.o1 import run_o1
+from paddle_rbt_plugin.spelling import spell_candidate, spell_seconds
 
 PUBLISHED = Path(__file__).parent / "published" / "megatron_sc21.csv"
 BEST = 10

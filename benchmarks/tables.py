@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paddle_rbt_plugin.bench.report import draw, to_markdown
 from paddle_rbt_plugin.bench.results import Result, load_results
-from paddle_rbt_plugin.plan.explain import spell_candidate, spell_seconds
+from paddle_rbt_plugin.spelling import spell_candidate, spell_seconds
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

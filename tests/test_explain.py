@@ -10,8 +10,9 @@ from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import PlanError
 from paddle_rbt_plugin.handover.configs import config_graph
 from paddle_rbt_plugin.models import GPTConfig
-from paddle_rbt_plugin.plan.explain import WIDTH, group_rejected, reasons, spell_bytes, spell_candidate, spell_seconds
+from paddle_rbt_plugin.plan.explain import WIDTH, group_rejected, reasons
 from paddle_rbt_plugin.plan.plan import Plan
+from paddle_rbt_plugin.spelling import spell_bytes, spell_candidate, spell_seconds
 from paddle_rbt_plugin.tuner import tune_graph
 
 GPT = GPTConfig(layers=4, hidden=64, ffn=256, heads=4, vocab=128, seq=32)
@@ -85,6 +86,14 @@ def test_a_group_shows_the_candidate_that_came_nearest():
     first, second = group_rejected(entries)
     assert (first.count, first.candidate["mp"], first.reason) == (3, 3, reason.format(75, 3.0))
     assert second.count == 1
+
+
+def test_reasons_that_differ_in_the_unit_only_are_one_group():
+    reason = "needs {}, {} more than the 72.0 GiB that A100-80G has less its reserve"
+    misses = [("73.2 GiB", "1.20 GiB"), ("72.0 GiB", "12.3 KiB"), ("72.0 GiB", "3.00 MiB")]
+    entries = [{"candidate": {"pp": 1, "dp": 1, "mp": n}, "reason": reason.format(*miss)} for n, miss in enumerate(misses)]
+    (group,) = group_rejected(entries)
+    assert (group.count, group.reason) == (3, reason.format(*misses[1]))
 
 
 def test_patterns_are_named_with_distribution_and_version():

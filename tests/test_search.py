@@ -16,8 +16,8 @@ from paddle_rbt_plugin.search import Progress, candidate_dict
 from paddle_rbt_plugin.search.levels import run_level
 from paddle_rbt_plugin.search.o1 import KEPT, run_o1
 from paddle_rbt_plugin.search.progress import Reporter
-from paddle_rbt_plugin.search.result import ranked
-from paddle_rbt_plugin.search.space import candidates
+from paddle_rbt_plugin.search.result import Misses, ranked
+from paddle_rbt_plugin.search.space import Degrees, candidates
 
 
 def exhaustive(search):
@@ -73,10 +73,19 @@ def test_every_candidate_that_does_not_fit_is_counted_under_its_degrees() -> Non
     result = run_o1(search)
     found, _ = candidates(search.analysis, search.cluster, search.training, search.space)
     assert result.considered == len(found)
-    assert all(r.missing_bytes > 0 and r.count > 0 for r in result.rejected if "GiB more than" in r.reason)
+    assert all(r.missing_bytes > 0 and r.count > 0 for r in result.rejected if " more than the " in r.reason)
     fitting = sum(search.bounds.of(search.completion(c), c).missing_bytes <= 0 for c in found)
     assert fitting + sum(r.count for r in result.rejected) == len(found)
     assert len(result.rejected) < 40
+
+
+def test_a_small_miss_is_told_in_a_unit_that_shows_it() -> None:
+    search = search_of("1x2:V100-16G")
+    candidate = candidates(search.analysis, search.cluster, search.training, search.space)[0][0]
+    bound = search.bounds.of(search.completion(candidate), candidate)
+    misses = Misses()
+    misses.add(Degrees.of(candidate), candidate, replace(bound, peak_memory_bytes=bound.memory_limit_bytes + 3 * 2**20))
+    assert misses.rejected()[0].reason == "needs 14.4 GiB, 3.00 MiB more than the 14.4 GiB that V100-16G has less its reserve"
 
 
 ODD = [*(f"1x{n}:A100-80G" for n in (1, 2, 3, 5, 6, 7, 8)), "2x6:A100-80G", "3x8:A100-80G", "5x8:A100-80G", "1x13:A100-80G"]

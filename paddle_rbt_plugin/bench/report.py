@@ -10,7 +10,7 @@ from typing import Any
 
 from paddle_rbt_plugin.bench.results import Result, Row
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.plan.explain import spell_bytes, spell_candidate, spell_seconds
+from paddle_rbt_plugin.spelling import spell_bytes, spell_candidate, spell_seconds
 
 NAMES = {"ours": "paddle-rbt", "published": "published", "reference": "Paddle's own tuner"}
 """Who chose a strategy, by kind of row."""

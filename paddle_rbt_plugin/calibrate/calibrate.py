@@ -16,6 +16,7 @@ from paddle_rbt_plugin.calibrate.profile import device_profile, profile_text
 from paddle_rbt_plugin.cluster import Cluster, parse_cluster
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.processes import Processes
+from paddle_rbt_plugin.spelling import counted
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def calibrate(
     gpus = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
     count = processes or gpus or os.cpu_count() or 1
     if gpus and count > gpus:
-        raise TunerError(f"this machine has {gpus} CUDA devices, {count} processes cannot have one each")
+        raise TunerError(f"this machine has {counted(gpus, 'CUDA device')}, {count} processes cannot have one each")
     expected = measure.ROUNDS * len(measure.plan(count))
     with Processes("the calibration", count, expected, "measurements", timeout) as running:
         running.start(measure.__file__, gpus=gpus > 0)

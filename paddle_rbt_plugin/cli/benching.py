@@ -21,9 +21,9 @@ from paddle_rbt_plugin.bench.run import Bench
 from paddle_rbt_plugin.cli.output import Output, Report, make_table, titled
 from paddle_rbt_plugin.cli.saving import check_writable, save_file
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.plan.explain import spell_bytes, spell_candidate, spell_seconds
 from paddle_rbt_plugin.plugins import parse_cluster
 from paddle_rbt_plugin.search import Watcher
+from paddle_rbt_plugin.spelling import counted, spell_bytes, spell_candidate, spell_seconds
 
 _STEPS = 100
 """Progress counts a case as so many steps."""
@@ -124,7 +124,7 @@ def _changes(changes: Sequence[Change]) -> RenderableType:
     for change in changes:
         before, after = (_spell(change.what, value) for value in (change.before, change.after))
         table.add_row(change.case, NAMES.get(change.row, change.row), change.what.replace("_", " "), before, after)
-    return titled(f"{len(changes)} changes", table)
+    return titled(counted(len(changes), "change"), table)
 
 
 def _spell(what: str, value: Any) -> str:

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from paddle_rbt_plugin.calibrate import Calibration, calibrate
 from paddle_rbt_plugin.cli.output import Output, make_table, titled
 from paddle_rbt_plugin.cli.saving import check_writable, save_file
-from paddle_rbt_plugin.plan.explain import spell_seconds
+from paddle_rbt_plugin.spelling import spell_seconds
 
 
 def calibrate_devices(output: Output, path: str | None, processes: int | None, timeout: int) -> None:

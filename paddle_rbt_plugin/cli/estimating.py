@@ -9,8 +9,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from paddle_rbt_plugin.cli.output import Output, make_table, titled
-from paddle_rbt_plugin.plan.explain import spell_bytes, spell_seconds
 from paddle_rbt_plugin.runs import estimate_runs
+from paddle_rbt_plugin.spelling import counted, spell_bytes, spell_seconds
 
 
 def estimate_file(output: Output, path: str) -> None:
@@ -27,4 +27,4 @@ def _table(path: str, runs: Sequence[Mapping[str, Any]]) -> RenderableType:
         fits = Text("yes", style="green") if run["fits"] else Text("no", style="red")
         time, memory = spell_seconds(run["step_time_s"]), spell_bytes(run["peak_memory_bytes"])
         table.add_row(run["id"], time, memory, fits, f"{run['tflops_per_gpu']:.3g}")
-    return titled(f"{len(runs)} runs of {path}", table)
+    return titled(f"{counted(len(runs), 'run')} of {path}", table)

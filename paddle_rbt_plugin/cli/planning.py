@@ -21,14 +21,12 @@ from paddle_rbt_plugin.plan.explain import (
     explain_tensor,
     group_rejected,
     reasons,
-    spell_bytes,
-    spell_candidate,
-    spell_seconds,
     tensor_reasons,
 )
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import parse_cluster
 from paddle_rbt_plugin.search import Progress
+from paddle_rbt_plugin.spelling import counted, spell_bytes, spell_candidate, spell_seconds
 from paddle_rbt_plugin.tuner import tune_graph
 
 _CHOICES: dict[str, Callable[[Mapping[str, Any]], str]] = {
@@ -91,7 +89,7 @@ def spell_progress(progress: Progress) -> str:
     """What is tried, and on a line of its own the best so far: ``best so far 1.03 s, pp 1 x dp 8 x mp 1, micro batch 4``."""
     fixed = " x ".join(f"{axis} {progress.trying[axis]}" for axis in ("pp", "dp", "mp") if axis in progress.trying)
     steps = progress.trying.get("accumulate_steps")
-    parts = [f"trying {fixed}" + (f", {steps} accumulation steps" if steps else "")] if fixed else []
+    parts = [f"trying {fixed}" + (f", {counted(steps, 'accumulation step')}" if steps else "")] if fixed else []
     if progress.step_time_s is not None:
         bound = "" if progress.is_estimated else "at least "
         parts.append(f"best so far {bound}{spell_seconds(progress.step_time_s)}, {spell_candidate(progress.best)}")
@@ -134,7 +132,7 @@ def _wrapped(text: str) -> RenderableType:
 def _winner(model: str, plan: Plan) -> RenderableType:
     table = make_table("plan", spell_candidate(decision(plan)))
     rows = {
-        "global batch": f"{plan.global_batch} in {plan.accumulate_steps} accumulation steps, {plan.precision}",
+        "global batch": f"{plan.global_batch} in {counted(plan.accumulate_steps, 'accumulation step')}, {plan.precision}",
         "step time": spell_seconds(plan.estimate.step_time_s),
         "throughput": f"{plan.estimate.tflops_per_gpu:.3g} TFLOP/s per device",
         "memory": f"{spell_bytes(plan.estimate.peak_memory_bytes)} on the fullest device",
@@ -163,7 +161,9 @@ def _candidates(plan: Plan, top: int) -> RenderableType:
             f"{slower:.1%}" if slower else "",
             spell_bytes(candidate["peak_memory_bytes"]),
         )
-    return titled(f"the best {len(shown)} of {len(plan.candidates)} candidates that fit", table)
+    return titled(
+        f"the best {len(shown)} of {counted(len(plan.candidates), 'candidate')} that fit and were estimated exactly", table
+    )
 
 
 def _rejected(plan: Plan) -> RenderableType:

@@ -9,6 +9,7 @@ from paddle_rbt_plugin.cli.output import Output, make_table, titled
 from paddle_rbt_plugin.errors import ModelError
 from paddle_rbt_plugin.handover.structure import FIGURES, StageComparison, Structure, verify
 from paddle_rbt_plugin.plan.plan import Plan
+from paddle_rbt_plugin.spelling import counted
 
 
 def verify_file(output: Output, path: str, model: str | None) -> bool:
@@ -24,7 +25,7 @@ def verify_file(output: Output, path: str, model: str | None) -> bool:
         stages = verify(plan, trace.graph, trace.program)
     differences = [f"{_stage(c, stages)}{line}" for c in stages for line in c.differences]
     tables = [titled(f"{_stage(c, stages)}one rank, one step at the batch of {plan.global_batch}", _table(c)) for c in stages]
-    verdict = "the prediction is the program" if not differences else f"{len(differences)} differences"
+    verdict = "the prediction is the program" if not differences else counted(len(differences), "difference")
     data = {"equal": not differences, "differences": differences, "stages": [_dict(c) for c in stages]}
     output.result(data, *tables, *differences, verdict)
     return not differences

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from itertools import groupby
 
 from ..errors import ClusterError
+from ..spelling import counted
 from .catalogue import CatalogueEntry, MoreDevices, device_names, find_device, recognise
 from .cluster import Cluster
 
@@ -34,8 +35,9 @@ def check_job(cluster: Cluster, world_size: int) -> None:
     full, rest = divmod(world_size, size)
     right = "+".join([f"{full}x{size}:{name}"] * (full > 0) + [f"1x{rest}:{name}"] * (rest > 0))
     raise ClusterError(
-        f"the cluster {cluster} has {cluster.device_count} devices, but the running job has {world_size} processes; "
-        f"describe the devices of the job, e.g. {right}, or start {cluster.device_count} processes"
+        f"the cluster {cluster} has {counted(cluster.device_count, 'device')}, but the running job has "
+        f"{counted(world_size, 'process', 'processes')}; "
+        f"describe the devices of the job, e.g. {right}, or start {counted(cluster.device_count, 'process', 'processes')}"
     )
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..errors import ClusterError
+from ..spelling import counted
 from .cluster import Cluster, GroupLink
 
 
@@ -91,7 +92,9 @@ def stage_meshes(
     if ep not in (1, dp):
         raise ClusterError(f"ep {ep} is neither 1 nor dp {dp}: experts are divided over all ranks of dp, or not at all")
     if min(pp, dp, mp) < 1 or pp * dp * mp != cluster.device_count:
-        raise ClusterError(f"pp {pp} x dp {dp} x mp {mp} does not use the {cluster.device_count} devices of {cluster} exactly")
+        raise ClusterError(
+            f"pp {pp} x dp {dp} x mp {mp} does not use the {counted(cluster.device_count, 'device')} of {cluster} exactly"
+        )
     kept = tuple(axis for axis in axes if degrees[axis] > 1) or ("dp",)
     shape = tuple(degrees[axis] for axis in kept)
     size, experts = dp * mp, "dp" if ep > 1 else ""

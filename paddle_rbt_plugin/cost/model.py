@@ -22,6 +22,7 @@ from paddle_rbt_plugin.cost.estimate import Estimate
 from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
 from paddle_rbt_plugin.errors import CostModelError, PatternError, TunerError, describe_error
 from paddle_rbt_plugin.graph import Graph
+from paddle_rbt_plugin.spelling import spell_candidate
 
 _NAME = re.compile(r"\w[\w.-]*")
 _SHORTEST_STEP_S = 1e-12
@@ -158,7 +159,9 @@ class Judge:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit too: a plugin must not end the job
-            raise CostModelError(f"{self.source} failed on {_spell(case.candidate)}: {describe_error(error)}") from error
+            raise CostModelError(
+                f"{self.source} failed on {spell_candidate(vars(case.candidate))}: {describe_error(error)}"
+            ) from error
         analytic = case.analytic
         step, peak, time = self._checked(found, case)
         judged = replace(
@@ -176,7 +179,9 @@ class Judge:
         """Step time, peak memory and breakdown as plain numbers. Raises CostModelError, which says what would be right."""
 
         def wrong(what: str, right: str) -> CostModelError:
-            return CostModelError(f"{self.source} answers {what} for {_spell(case.candidate)}; {right} would be right")
+            return CostModelError(
+                f"{self.source} answers {what} for {spell_candidate(vars(case.candidate))}; {right} would be right"
+            )
 
         if not isinstance(found, Prediction):
             raise wrong(_show(found), "a Prediction")
@@ -226,7 +231,3 @@ def _show(value: Any) -> str:
         return reprlib.repr(value)
     except (Exception, SystemExit):  # its own code may be what is broken
         return f"an object of class {type(value).__name__}"
-
-
-def _spell(c: Candidate) -> str:
-    return f"pp {c.pp} x dp {c.dp} x mp {c.mp}, micro batch {c.micro_batch}"

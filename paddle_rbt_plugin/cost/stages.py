@@ -9,6 +9,7 @@ from functools import lru_cache
 from paddle_rbt_plugin.completion.work import Completion, Crossing
 from paddle_rbt_plugin.cost.transfers import transfers
 from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.spelling import counted
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,10 @@ def make_stages(completion: Completion, pp: int, chunks: int, stage_layers: Sequ
     count = completion.layers.count
     sizes = tuple(stage_layers) if stage_layers else even_split(count, pp * chunks)
     if len(sizes) != pp * chunks or min(sizes) < 1 or sum(sizes) != count:
+        layers = counted(count, "layer")
         raise TunerError(
-            f"{count} layers cannot be cut into {pp} stages of {chunks} chunks as {list(sizes)}: "
-            f"{pp * chunks} chunks of at least one layer each are needed, {count} layers together"
+            f"{layers} cannot be cut into {counted(pp, 'stage')} of {counted(chunks, 'chunk')} as {list(sizes)}: "
+            f"{counted(pp * chunks, 'chunk')} of at least one layer each must hold {layers} together"
         )
     starts = [sum(sizes[:j]) for j in range(len(sizes))]
     members: list[list[int]] = [[] for _ in sizes]

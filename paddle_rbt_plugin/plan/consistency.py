@@ -8,6 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from paddle_rbt_plugin.cluster import Cluster
+from paddle_rbt_plugin.spelling import counted
 
 if TYPE_CHECKING:
     from paddle_rbt_plugin.plan.plan import Plan
@@ -27,10 +28,8 @@ def contradictions(plan: Plan, cluster: Cluster) -> Iterator[str]:
             )
     used = max(d for stage in plan.stages for d in stage.devices) + 1
     if prod(plan.degrees.values()) != cluster.device_count or used > cluster.device_count:
-        yield (
-            f"degrees {plan.degrees} and devices up to {used - 1} do not use the {cluster.device_count} devices of its "
-            "cluster exactly"
-        )
+        devices = counted(cluster.device_count, "device")
+        yield f"degrees {plan.degrees} and devices up to {used - 1} do not use the {devices} of its cluster exactly"
     yield from _pipeline(plan)
     yield from _tensors(plan)
 

@@ -17,6 +17,7 @@ from paddle_rbt_plugin.cluster import Cluster, describe_axis
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import PlanError
 from paddle_rbt_plugin.plan.plan import Plan, TensorPlacement
+from paddle_rbt_plugin.spelling import counted, spell_bytes, spell_candidate, spell_seconds
 
 WIDTH = 80
 """Columns of the text."""
@@ -42,8 +43,8 @@ class RejectedGroup:
     @property
     def how_many(self) -> str:
         """``10 ways``, or ``92 candidates of 10 ways``."""
-        ways = f"{self.count} way{'s' if self.count > 1 else ''}"
-        return f"{self.candidates} candidate{'s' if self.candidates > 1 else ''} of {ways}" if self.candidates else ways
+        ways = counted(self.count, "way")
+        return f"{counted(self.candidates, 'candidate')} of {ways}" if self.candidates else ways
 
 
 def reasons(plan: Plan) -> dict[str, Any]:
@@ -147,7 +148,7 @@ def communication(plan: Plan) -> list[dict[str, Any]]:
     cuts = list(itertools.pairwise(firsts))
     crossing = sum(cluster.machine_of(a) != cluster.machine_of(b) for a, b in cuts)
     if cuts:
-        where = f"pp {plan.degrees['pp']} crosses machines at {crossing} of its {len(cuts)} cuts"
+        where = f"pp {plan.degrees['pp']} crosses machines at {crossing} of its {counted(len(cuts), 'cut')}"
         rows.append({"axis": "pp", "degree": plan.degrees["pp"], "where": where})
     return rows
 
@@ -181,58 +182,17 @@ def group_rejected(rejected: Iterable[Mapping[str, Any]]) -> list[RejectedGroup]
     return sorted(found, key=lambda group: -group.count)
 
 
-def spell_candidate(candidate: Mapping[str, Any]) -> str:
-    """``pp 1 x dp 4 x mp 2, micro batch 4, full recomputation``: degrees, and what is not as usual."""
-    parts = [" x ".join(f"{axis} {candidate[axis]}" for axis in ("pp", "dp", "mp"))]
-    if candidate.get("ep", 1) > 1:
-        parts.append(f"ep {candidate['ep']}")
-    if "micro_batch" in candidate:
-        parts.append(f"micro batch {candidate['micro_batch']}")
-    if candidate.get("recompute", "none") != "none":
-        parts.append(f"{candidate['recompute']} recomputation")
-    if candidate.get("sharding_stage"):
-        over = candidate.get("sharding_degree", "whole")
-        parts.append(f"sharding stage {candidate['sharding_stage']}" + (f" over {over} replicas" if over != "whole" else ""))
-    if candidate.get("sequence_parallel"):
-        parts.append("sequence parallel")
-    if candidate.get("schedule", "1F1B") != "1F1B":
-        chunks = f" of {candidate['vpp']} chunks" if candidate.get("vpp", 1) > 1 else ""
-        parts.append(f"{candidate['schedule']}{chunks}")
-    if list(candidate.get("axes", ())) == ["mp", "dp"]:
-        parts.append("mp outside dp")
-    return ", ".join(parts)
-
-
 def _degrees(candidate: Mapping[str, Any]) -> tuple[int, ...]:
     """How it uses the devices; plans saved before there was ``ep`` lack it."""
     return tuple(candidate.get(axis, 1) for axis in ("pp", "dp", "mp", "ep"))
 
 
-def spell_seconds(seconds: float) -> str:
-    """Three significant digits, ``1.03 s``, ``12.3 ms``."""
-    for unit, scale in (("s", 1.0), ("ms", 1e3)):
-        if abs(seconds) * scale >= 1:
-            return f"{_three_digits(seconds * scale)} {unit}"
-    return f"{_three_digits(seconds * 1e6)} us"
-
-
-def spell_bytes(size: float) -> str:
-    """In binary units, ``48.5 GiB``."""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(size) >= scale:
-            return f"{_three_digits(size / scale)} {unit}"
-    return f"{size:.0f} B"
-
-
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)(?: (B|KiB|MiB|GiB)\b)?")
+_BYTES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(float(n) for n in _NUMBER.findall(text))
-
-
-def _three_digits(x: float) -> str:
-    return f"{x:.0f}" if abs(x) >= 100 else f"{x:.1f}" if abs(x) >= 10 else f"{x:.2f}"
+    return tuple(float(number) * _BYTES[unit] for number, unit in _NUMBER.findall(text))
 
 
 def _find(plan: Plan, name: str) -> tuple[str, TensorPlacement]:
@@ -262,7 +222,7 @@ def _sections(data: Mapping[str, Any]) -> Iterator[str]:
     candidate, estimate = data["candidate"], data["estimate"]
     step, peak = estimate["step_time_s"], estimate["peak_memory_bytes"]
     yield _wrap(
-        f"{spell_candidate(candidate)}, {candidate['accumulate_steps']} accumulation steps; global batch "
+        f"{spell_candidate(candidate)}, {counted(candidate['accumulate_steps'], 'accumulation step')}; global batch "
         f"{data['global_batch']} in {data['precision']} on {data['cluster']}" + _predicted_by(data["cost_model"])
     )
     yield _section(
@@ -279,8 +239,7 @@ def _sections(data: Mapping[str, Any]) -> Iterator[str]:
     yield _section("Next best", others or ["  no other way to use the devices fits"])
     yield _section(REJECTED, [_rejected(group) for group in data["rejected"]] or ["  nothing"])
     matched = {
-        name: f"{row['matches']:>4} match{'es' if row['matches'] != 1 else ''}, {_source(row)}"
-        for name, row in data["patterns"].items()
+        name: f"{counted(row['matches'], 'match', 'matches'):>11}, {_source(row)}" for name, row in data["patterns"].items()
     }
     yield _section("Patterns", _rows(matched) or ["  none matched"])
     everything = ["  nothing: a pattern claims every weight"]

@@ -14,6 +14,7 @@ from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.search.bounds import Bound
 from paddle_rbt_plugin.search.result import Evaluated, Misses, ranked
 from paddle_rbt_plugin.search.space import Degrees, candidate_dict
+from paddle_rbt_plugin.spelling import counted
 
 if TYPE_CHECKING:
     from paddle_rbt_plugin.search.o1 import Bounded, Search
@@ -34,7 +35,7 @@ def ask_all(
     fits: list[Evaluated] = []
     for done, candidate in enumerate(asked):
         search.progress(done, len(asked), candidate_dict(candidate))
-        if fits and search.deadline.passed(f"the cost model was not asked about {len(asked) - done} candidates"):
+        if fits and search.deadline.passed(f"the cost model was not asked about {counted(len(asked) - done, 'candidate')}"):
             break
         evaluated = search.evaluate(candidate)
         if evaluated.estimate.fits:
@@ -52,7 +53,7 @@ def ask_all(
 def _note(search: Search, asked: int, total: int) -> str:
     assert search.judge is not None
     if asked == total:
-        return f"{search.judge.source} was asked about all {total} candidates that may fit"
+        return f"{search.judge.source} was asked about all {counted(total, 'candidate')} that may fit"
     return (
         f"{search.judge.source} was asked about {asked} of the {total} candidates that may fit: of each way to use the devices "
         "those that the analytic model takes for fastest; a narrower search_space leaves none out"

@@ -32,6 +32,7 @@ from paddle_rbt_plugin.search.judged import ask_all
 from paddle_rbt_plugin.search.progress import Reporter, Watcher
 from paddle_rbt_plugin.search.result import Evaluated, Misses, SearchResult, explain_failure, order_of, ranked
 from paddle_rbt_plugin.search.space import Degrees, Rejected, candidate_dict, variants, ways
+from paddle_rbt_plugin.spelling import counted
 
 KEPT = 20
 """How many of the best candidates are estimated exactly and shown."""
@@ -148,7 +149,9 @@ def run_o1(search: Search) -> SearchResult:
     considered = 0
     for done, degrees in enumerate(found):
         search.progress(done, len(found), degrees.to_dict())
-        if fitting and search.deadline.passed(f"{len(found) - done} of {len(found)} ways to use the devices are not tried"):
+        if fitting and search.deadline.passed(
+            f"not tried: {len(found) - done} of {counted(len(found), 'way')} to use the devices"
+        ):
             break
         fits, count, reasons = _bound(search, degrees, misses)
         considered += count

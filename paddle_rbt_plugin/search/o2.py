@@ -32,6 +32,7 @@ from paddle_rbt_plugin.search.o1 import Search, run_o1
 from paddle_rbt_plugin.search.result import Evaluated, SearchResult, ranked
 from paddle_rbt_plugin.search.runs import CLOSING, Option, StageRuns, Way, option_of
 from paddle_rbt_plugin.search.space import candidate_dict, variants, ways
+from paddle_rbt_plugin.spelling import counted
 
 _BY_LAYER = frozenset({"dp", "mp", "micro_batch", "recompute"})
 """What a strategy of a layer says."""
@@ -73,7 +74,7 @@ def refine(search: Search, result: SearchResult) -> SearchResult:
         below = min(e.estimate.step_time_s if search.bounded else e.analytic_s for e in found)
         if least >= below:
             break
-        if search.deadline.passed(f"{len(settings) - done} of {len(settings)} settings of level o2 are not tried"):
+        if search.deadline.passed(f"not tried: {len(settings) - done} of {counted(len(settings), 'setting')} of level o2"):
             break
         cut = best_cut(search, setting, below)
         if cut is None:

@@ -30,9 +30,7 @@ def run_o3(search: Search) -> SearchResult:
     failure: NoFeasiblePlan | None = None
     orders = list(_orders(search.cluster))
     for i, order in enumerate(orders):
-        if best is not None and search.deadline.passed(
-            f"{len(orders) - i} of {len(orders)} orders of the groups are not tried"
-        ):
+        if best is not None and search.deadline.passed(f"not tried: {len(orders) - i} of {len(orders)} orders of the groups"):
             best = replace(best, notes=(search.deadline.stopped,))
             break
         try:

@@ -18,6 +18,7 @@ from paddle_rbt_plugin.cost.estimate import Estimate
 from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
 from paddle_rbt_plugin.search.bounds import Bound
 from paddle_rbt_plugin.search.space import Degrees, Rejected, candidate_dict
+from paddle_rbt_plugin.spelling import counted, spell_bytes, spell_candidate
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,8 @@ class Misses:
         found = []
         for degrees, (candidate, bound) in self._nearest.items():
             reason = (
-                f"needs {bound.peak_memory_bytes / 2**30:.1f} GiB, {bound.missing_bytes / 2**30:.1f} GiB more than the "
-                f"{bound.memory_limit_bytes / 2**30:.1f} GiB that {bound.device} has less its reserve"
+                f"needs {spell_bytes(bound.peak_memory_bytes)}, {spell_bytes(bound.missing_bytes)} more than the "
+                f"{spell_bytes(bound.memory_limit_bytes)} that {bound.device} has less its reserve"
             )
             missing = math.ceil(bound.missing_bytes)
             found.append(Rejected(candidate_dict(candidate), reason, missing, self._counts[degrees]))
@@ -116,10 +117,11 @@ def explain_failure(cluster: Cluster, rejected: Sequence[Rejected]) -> str:
     if short_of_memory:
         nearest = min(short_of_memory, key=lambda r: r.missing_bytes)
         return (
-            f"no plan fits the memory of {cluster}: the nearest candidate, {_spell(nearest)}, {nearest.reason}; use more or "
-            "larger devices, recompute or sharding"
+            f"no plan fits the memory of {cluster}: the nearest candidate, {spell_candidate(nearest.candidate)}, "
+            f"{nearest.reason}; use more or larger devices, recompute or sharding"
         )
-    return f"no way to use the {cluster.device_count} devices of {cluster} is legal for this model: {_reasons(rejected)}"
+    devices = counted(cluster.device_count, "device")
+    return f"no way to use the {devices} of {cluster} is legal for this model: {_reasons(rejected)}"
 
 
 def _reasons(rejected: Iterable[Rejected]) -> str:
@@ -127,13 +129,5 @@ def _reasons(rejected: Iterable[Rejected]) -> str:
     first: dict[str, Rejected] = {}
     for r in rejected:
         first.setdefault(r.reason, r)
-    shown = [f"{_spell(r)}: {reason}" for reason, r in first.items()]
-    return "; ".join(shown[:8]) + (f"; and {len(shown) - 8} more reasons" if len(shown) > 8 else "")
-
-
-def _spell(rejected: Rejected) -> str:
-    c = rejected.candidate
-    text = f"pp {c['pp']} x dp {c['dp']} x mp {c['mp']}" + (f" with ep {c['ep']}" if c.get("ep", 1) > 1 else "")
-    if "micro_batch" in c:
-        text += f", micro batch {c['micro_batch']}, recompute {c['recompute']}, sharding stage {c['sharding_stage']}"
-    return text
+    shown = [f"{spell_candidate(r.candidate)}: {reason}" for reason, r in first.items()]
+    return "; ".join(shown[:8]) + (f"; and {counted(len(shown) - 8, 'more reason')}" if len(shown) > 8 else "")

@@ -33,6 +33,7 @@ from paddle_rbt_plugin.errors import NoFeasiblePlan
 from paddle_rbt_plugin.search.analysis import Analysis
 from paddle_rbt_plugin.search.dimensions import ALL, DEGREES, SearchSpace
 from paddle_rbt_plugin.search.unmet import check_met, why_none
+from paddle_rbt_plugin.spelling import counted
 
 MAX_MICRO_BATCH = 32
 """Samples; a larger micro batch is searched where it is asked for."""
@@ -112,13 +113,13 @@ def _check_degrees(space: SearchSpace, cluster: Cluster) -> None:
         if allowed is not None and not any(devices % n == 0 for n in allowed):
             legal = ", ".join(map(str, sorted({degrees[key] for degrees in ways})))
             asked = f"{key} {_spell(allowed)} of {space.source(key)} {'does' if len(allowed) == 1 else 'do'}"
-            raise NoFeasiblePlan(f"{asked} not divide the {devices} devices of {cluster}; {key} can be {legal}")
+            raise NoFeasiblePlan(f"{asked} not divide the {counted(devices, 'device')} of {cluster}; {key} can be {legal}")
     if not any(all(not space.forbids(key, n) for key, n in degrees.items()) for degrees in ways):
         fixed = {key: getattr(space, key) for key in DEGREES if getattr(space, key) is not None}
         asked = " x ".join(f"{key} {_spell(allowed)}" for key, allowed in fixed.items())
         sources = " and ".join(dict.fromkeys(map(space.source, fixed)))
         exactly = "is" if len(fixed) == len(DEGREES) else "divides"
-        raise NoFeasiblePlan(f"no product {asked} of {sources} {exactly} the {devices} devices of {cluster}")
+        raise NoFeasiblePlan(f"no product {asked} of {sources} {exactly} the {counted(devices, 'device')} of {cluster}")
 
 
 def _spell(values: Sequence[int]) -> str:
@@ -142,7 +143,7 @@ def _rules_out(analysis: Analysis, training: Training, space: SearchSpace, degre
         return "no pattern matches the model, so only data parallelism is planned"
     layers = analysis.layers.count
     if degrees["pp"] > layers:
-        return f"pp {degrees['pp']} exceeds the {layers} layer{'s' if layers > 1 else ''} of the model"
+        return f"pp {degrees['pp']} exceeds the {counted(layers, 'layer')} of the model"
     if training.global_batch % degrees["dp"]:
         return f"dp {degrees['dp']} does not divide the global batch of {training.global_batch}"
     for axis in ("mp", "ep"):
