@@ -81,8 +81,11 @@ class _DeadEnd:
 class _Probe(Search):
     """A search that may pass over one step, and remembers the deepest points it comes to."""
 
-    deepest: tuple[_DeadEnd, ...] = ()
-    passed: int | None = None
+    def __init__(self, variant: PatternGraph, index: GraphIndex, budget: Budget, first: OpNode):
+        super().__init__(variant, index, budget, first)
+        self.empty = set()  # every chain is a step that may be passed over, even where it can only be empty
+        self.deepest: tuple[_DeadEnd, ...] = ()
+        self.passed: int | None = None
 
     def run(self, depth: int = 0) -> Iterator[Assignment]:
         self._remember(_DeadEnd(depth, self.passed, tuple(self.tensors), tuple(self.ops)))
