@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import paddle
@@ -12,6 +11,7 @@ import paddle.distributed as dist
 from paddle_rbt_plugin.cluster import Cluster, check_job
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import PlanError, TunerError
+from paddle_rbt_plugin.handover.dygraph_ops import install
 from paddle_rbt_plugin.handover.replay import paddle_mesh
 from paddle_rbt_plugin.plan.plan import Plan, TensorPlacement
 
@@ -41,24 +41,8 @@ def shard_layer(plan: Plan, model: Any) -> Any:
                 placement = planned[f"{path}.{name}" if path else name].placement
                 done[id(param)] = dist.shard_tensor(param, mesh, paddle_placements(placement, len(mesh.shape)))
             layer._parameters[name] = done[id(param)]
-        if isinstance(layer, paddle.nn.Linear) and layer.bias is None:
-            layer.register_forward_post_hook(partial(_keep_gradient_sharded, mesh))
+    install(mesh)
     return model
-
-
-def _keep_gradient_sharded(mesh: Any, layer: Any, inputs: Any, output: Any) -> None:
-    """Slices a gradient that arrives whole at a sharded output of a Linear.
-
-    Reason: where what follows gathers a column-parallel output (a split of fused projections), its gradient comes back whole,
-    and the matmul's backward of dygraph refuses that: ``matmul grad infer spmd ... verify error``. Versions: 3.3."""
-    if output.is_dist() and not output.stop_gradient and any(p.is_shard() for p in output.placements):
-        placements = [dist.Shard(p.get_dim()) if p.is_shard() else dist.Replicate() for p in output.placements]
-
-        def slice_whole(gradient: Any) -> Any:
-            whole = all(p.is_replicated() for p in gradient.placements)
-            return dist.reshard(gradient, mesh, placements) if whole else gradient
-
-        output.register_hook(slice_whole)
 
 
 def _planned_params(plan: Plan, model: Any) -> dict[str, TensorPlacement]:

@@ -1,0 +1,84 @@
+"""Distributed tensors of dygraph as the local tensors of this rank, and back, with gradients.
+
+Between ``to_local`` and ``from_local`` a rank computes on what it holds, and says itself what comes of it. Paddle's own
+``dtensor_to_local`` and ``dtensor_from_local`` do not serve: the gradient of a sum that is not finished (``Partial``) reaches
+the first rank only, and is zero on the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+from paddle.autograd import PyLayer
+from paddle.distributed.auto_parallel.api import dtensor_from_local
+
+Placements = Sequence[Any]
+"""Paddle's placements, one per mesh axis."""
+
+
+def placements_of(x: Any) -> list[Any]:
+    """Placements of a distributed tensor that outlive it, which ``x.placements`` do not."""
+    return [
+        dist.Shard(p.get_dim()) if p.is_shard() else dist.Partial(p.reduce_type()) if p.is_partial() else dist.Replicate()
+        for p in x.placements
+    ]
+
+
+def to_local(x: Any, mesh: Any, gradient: Placements) -> Any:
+    """The part of ``x`` that this rank holds; its gradient is part of one that lies on ``mesh`` as ``gradient`` says."""
+    return _ToLocal.apply(x, mesh, list(gradient))
+
+
+def from_local(local: Any, mesh: Any, made: Placements, kept: Placements) -> Any:
+    """The tensor whose part on this rank is ``local``, as ``made`` says; it goes on as ``kept`` says, and so must its gradient
+    arrive: what a rank gets back is its part of that."""
+    return _FromLocal.apply(local, mesh, list(made), list(kept))
+
+
+def reduced(local: Any, mesh: Any, axis: int, how: Any = dist.ReduceType.kRedSum) -> Any:
+    """``local`` summed, or reduced otherwise, over the ranks along mesh axis number ``axis``. Has no gradient."""
+    whole = [dist.Replicate()] * len(mesh.shape)
+    partial = [dist.Partial(how) if i == axis else p for i, p in enumerate(whole)]
+    return dist.reshard(dtensor_from_local(local, mesh, partial), mesh, whole)._local_value()
+
+
+def shared_local(x: Any, mesh: Any, gradient: Placements) -> Any:
+    """``to_local`` of an activation that several ops read so: all of them get one local tensor, on which their gradients are
+    summed before anything is communicated."""
+    if x.is_leaf or not paddle.is_grad_enabled():  # what goes on beyond one backward pass cannot be shared
+        return to_local(x, mesh, gradient)
+    version, before, local = getattr(x, _SHARED, (None, None, None))
+    if version != x.inplace_version or before != list(gradient):
+        local = to_local(x, mesh, gradient)
+        setattr(x, _SHARED, (x.inplace_version, list(gradient), local))
+    return local
+
+
+_SHARED = "_rbt_local"
+
+
+class _ToLocal(PyLayer):
+    @staticmethod
+    def forward(ctx: Any, x: Any, mesh: Any, gradient: list[Any]) -> Any:
+        ctx.mesh, ctx.gradient = mesh, gradient
+        return x._local_value()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return dtensor_from_local(gradient, ctx.mesh, ctx.gradient)
+
+
+class _FromLocal(PyLayer):
+    @staticmethod
+    def forward(ctx: Any, local: Any, mesh: Any, made: list[Any], kept: list[Any]) -> Any:
+        ctx.mesh, ctx.kept = mesh, kept
+        value = dtensor_from_local(local, mesh, made)
+        return value if made == kept else dist.reshard(value, mesh, kept)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        here = gradient if gradient.placements == ctx.kept else dist.reshard(gradient, ctx.mesh, ctx.kept)
+        return here._local_value()
