@@ -1,16 +1,11 @@
 """Completion: placements of all tensors from those of a few, and the collectives that follow from them."""
 
 from paddle_rbt_plugin.completion.by_batch import complete_by_batch, data_parallel, find_batch_dims, ops_without_rule
+from paddle_rbt_plugin.completion.crossings import Apart, reads_apart
+from paddle_rbt_plugin.completion.kernels import AnyOracle
 from paddle_rbt_plugin.completion.oracle import Oracle
 from paddle_rbt_plugin.completion.placement import Placement
-from paddle_rbt_plugin.completion.propagate import (
-    AnyOracle,
-    Apart,
-    Memo,
-    complete,
-    make_oracle,
-    reads_apart,
-)
+from paddle_rbt_plugin.completion.propagate import Memo, complete, make_oracle
 from paddle_rbt_plugin.completion.work import Collective, Completion, Crossing, Kernel, SegmentWork, Value
 
 __all__ = [

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh, smallest_factor
+from paddle_rbt_plugin.completion.kernels import AnyOracle
 from paddle_rbt_plugin.completion.placement import Placement
-from paddle_rbt_plugin.completion.propagate import AnyOracle, complete, make_oracle
+from paddle_rbt_plugin.completion.propagate import complete, make_oracle
 from paddle_rbt_plugin.completion.work import Completion
 from paddle_rbt_plugin.graph import Graph
 from paddle_rbt_plugin.layers.layers import Layers
