@@ -150,6 +150,18 @@ def test_what_the_user_fixes_is_kept(recompute, zero) -> None:
 
 
 @pytest.mark.parametrize("level", ["o1", "o2"])
+def test_evaluation_is_planned_with_the_settings_of_training_and_says_which_it_ignores(level) -> None:
+    search = search_of("1x4:A100-80G", sharding_stage=2, sharding_degree=2, recompute="full")
+    search.training = search.shared.training = replace(search.training, mode="eval")
+    result = run_level(search, level)
+    assert {(e.candidate.sharding_stage, e.candidate.recompute) for e in result.feasible} == {(0, "none")}
+    assert result.notes == (
+        "ignored: recompute full of search_space, sharding_degree 2 of search_space, sharding_stage 2 of search_space; "
+        "evaluation keeps nothing for backward and has no optimizer states to split",
+    )
+
+
+@pytest.mark.parametrize("level", ["o1", "o2"])
 def test_a_watcher_is_told_what_is_tried_and_the_best_so_far(level) -> None:
     told: list[Progress] = []
     search = search_of("2x2:A100-80G", layers=4, micro_batch=[1, 2])

@@ -32,6 +32,7 @@ from paddle_rbt_plugin.search.judged import ask_all
 from paddle_rbt_plugin.search.progress import Reporter, Watcher
 from paddle_rbt_plugin.search.result import Evaluated, Misses, SearchResult, explain_failure, order_of, ranked
 from paddle_rbt_plugin.search.space import Degrees, Rejected, candidate_dict, variants, ways
+from paddle_rbt_plugin.search.unmet import ignored
 from paddle_rbt_plugin.spelling import counted
 
 KEPT = 20
@@ -171,8 +172,11 @@ def run_o1(search: Search) -> SearchResult:
         raise NoFeasiblePlan(explain_failure(search.cluster, rejected))
     feasible = tuple(ranked(best.values(), search.resolution))
     winner = feasible[0]
-    notes = tuple(filter(None, (search.deadline.stopped, asked)))
-    return SearchResult(winner, search.completion(winner.candidate), feasible, tuple(rejected), considered, notes)
+    without_meaning = ignored(search.space, search.training.mode == "train")
+    notes = tuple(filter(None, (search.deadline.stopped, asked, without_meaning)))
+    return SearchResult(
+        winner, search.completion(winner.candidate), feasible, tuple(rejected), considered, tuple(filter(None, notes))
+    )
 
 
 def _bound(search: Search, degrees: Degrees, misses: Misses) -> tuple[list[Bounded], int, list[Rejected]]:

@@ -149,7 +149,7 @@ def _rules_out(analysis: Analysis, training: Training, space: SearchSpace, degre
     for axis in ("mp", "ep"):
         if degrees.get(axis, 1) > 1 and axis not in analysis.axes:
             return f"no pattern that matched shards anything along {axis}"
-    if degrees.get("ep", 1) > 1 and space.forbids("sharding_stage", 0):
+    if degrees.get("ep", 1) > 1 and training.mode == "train" and space.forbids("sharding_stage", 0):
         return f"{space.forbids('sharding_stage', 0)}, and experts are divided without ZeRO"
     if degrees.get("ep", 1) not in (1, degrees["dp"]):
         return (
@@ -192,10 +192,10 @@ def _zero(
     dp, stride = degrees.dp, degrees.mp if order == "dp_mp" else 1
     machine = min(group.devices_per_machine for group in cluster.groups)
     in_machine = [n for n in range(2, dp) if dp % n == 0 and machine % (n * stride) == 0]
-    for stage in _values(space, "sharding_stage"):
+    for stage in _values(space, "sharding_stage") if train else (0,):
         if stage == 0:
             yield 0, "whole"
-        if stage == 0 or dp == 1 or degrees.ep > 1 or not train:
+        if stage == 0 or dp == 1 or degrees.ep > 1:
             continue
         if not space.forbids("sharding_degree", "whole") or not space.forbids("sharding_degree", dp):
             yield stage, "whole"

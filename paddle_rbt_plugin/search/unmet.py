@@ -50,6 +50,16 @@ def check_met(space: SearchSpace, candidates: Enumerate, train: bool) -> None:
             raise NoFeasiblePlan(_why_unmet(space, key, candidates))
 
 
+def ignored(space: SearchSpace, train: bool) -> str:
+    """What of the space is without meaning for the mode, as a note; empty where nothing is. Who evaluates with the settings of
+    training, as an engine does, need not take them back."""
+    fixed = [key for key in sorted(_TRAINING_ONLY) if not train and getattr(space, key) is not None]
+    if not fixed:
+        return ""
+    asked = ", ".join(_asked(space, key) for key in fixed)
+    return f"ignored: {asked}; evaluation keeps nothing for backward and has no optimizer states to split"
+
+
 def _why_unmet(space: SearchSpace, key: str, candidates: Enumerate) -> str:
     asked = f"no candidate has {_asked(space, key)}"
     for other in (*_EVERY, *DEGREES):
