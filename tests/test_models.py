@@ -101,7 +101,9 @@ def test_a_name_like_no_other_is_answered_with_all_of_them():
         ({"heads": 5}, r"heads must divide hidden, but hidden = 32 and heads = 5; near it: \[1, 2, 4, 8\]"),
         ({"layers": 0}, "layers must be a whole number from 1 to 1024, not 0"),
         ({"vocab": 1.5}, "vocab must be a whole number"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, not 1.0"),
+        ({"heads": True}, "heads must be a whole number"),
+        ({"source": 3}, "source must be text, not 3"),
+        ({"dropout": 1.0}, "dropout must be a number of at least 0 and less than 1, not 1.0"),
     ],
 )
 def test_a_gpt_that_cannot_be_names_the_wrong_field(change, message):
@@ -125,6 +127,15 @@ def test_a_llama_that_cannot_be_names_the_wrong_field(change, message):
 YAML = "arch: gpt\nlayers: 2\nhidden: 32\nffn: 64\nheads: 4\nvocab: 64\nseq: 16\n"
 
 
+@pytest.mark.parametrize("value", [".nan", ".inf", "-.inf", "0", "-1.0e-6", "yes", "[1]", "null", "nan"])
+@pytest.mark.parametrize("field", ["norm_eps", "init_std", "rope_theta"])
+def test_numbers_that_make_no_model_are_refused_by_file_field_and_what_would_be_right(tmp_path, field, value):
+    path = tmp_path / "mine.yaml"
+    path.write_text(YAML.replace("gpt", "llama") + f"kv_heads: 2\n{field}: {value}\n")
+    with pytest.raises(ModelError, match=rf"mine\.yaml: {field} must be a number above [01]"):
+        load_config(path)
+
+
 def test_a_file_of_ones_own_loads_like_a_named_config(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(YAML)
@@ -143,8 +154,8 @@ def test_a_float_may_be_written_as_yaml_does_not_understand_it(tmp_path):
         (YAML.replace("gpt", "bert"), "arch must be one of gpt, llama, not 'bert'"),
         (YAML + "hiden: 3\n", "gpt has no field 'hiden'; did you mean hidden"),
         (YAML.replace("vocab: 64\n", ""), "gpt also needs vocab"),
-        (YAML.replace("vocab: 64", "vocab: many"), "vocab must be of type int, not 'many'"),
-        (YAML + "norm_eps: small\n", "norm_eps must be of type float, not 'small'"),
+        (YAML.replace("vocab: 64", "vocab: many"), "vocab must be a whole number from 1 to 16777216, not 'many'"),
+        (YAML + "norm_eps: small\n", "norm_eps must be a number above 0 and less than 1, not 'small'"),
         ("- gpt\n", "a model config is a mapping of fields, not list"),
         ("a: [\n", "cannot read the model config"),
         (YAML + "seq: 32\n", "'seq' stands twice"),
@@ -155,7 +166,7 @@ def test_a_float_may_be_written_as_yaml_does_not_understand_it(tmp_path):
             for name in ("layers", "hidden", "vocab")
         ),
         (YAML.replace("seq: 16", "seq: " + "9" * 5000), "cannot read the model config"),
-        (YAML + f"norm_eps: {10**400}\n", "norm_eps must be of type float"),
+        (YAML + f"norm_eps: {10**400}\n", "norm_eps must be a number above 0 and less than 1"),
     ],
 )
 def test_a_file_that_is_no_config_says_what_is_wrong_and_where(tmp_path, text, message):

@@ -7,7 +7,8 @@ user's own file of the same form loads with ``load_config``.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,25 +26,49 @@ MAX_ELEMENTS = 2**56
 """Of one tensor: the bytes of several of them still fit 64 bits."""
 
 
-@dataclass(frozen=True)
-class GPTConfig:
-    """Decoder of GPT-2 and GPT-3: layer norm before each half, learned positions, biases, head tied to the embedding.
+Legal = tuple[str, Callable[[Any], bool]]
+"""What a field can be, in words, and whether a value is that."""
 
-    Raises ModelError, which names the field, for values that make no model."""
 
-    arch: ClassVar[str] = "gpt"
+def _whole(most: int) -> Legal:
+    return f"a whole number from 1 to {most}", lambda x: _is_a(x, int) and 1 <= x <= most
+
+
+def _number(words: str, test: Callable[[float], bool]) -> Legal:
+    return f"a number {words}", lambda x: _is_a(x, int, float) and test(x)
+
+
+def _is_a(value: Any, *types: type) -> bool:
+    return isinstance(value, types) and not isinstance(value, bool)  # which is an int to Python
+
+
+LEGAL: Mapping[str, Legal] = {
+    "layers": _whole(MAX_LAYERS),
+    **dict.fromkeys(("hidden", "ffn", "heads", "kv_heads", "vocab", "seq"), _whole(MAX_SIZE)),
+    "dropout": _number("of at least 0 and less than 1", lambda x: 0 <= x < 1),
+    "norm_eps": _number("above 0 and less than 1", lambda x: 0 < x < 1),
+    "init_std": _number("above 0, and finite", lambda x: 0 < x < math.inf),
+    "rope_theta": _number("above 1, and finite", lambda x: 1 < x < math.inf),
+    "source": ("text", lambda x: isinstance(x, str)),
+}
+"""Of every field of any config."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """What every model is made of. Raises ModelError, which names the field and what it can be, for values that make none."""
+
+    arch: ClassVar[str]
 
     layers: int
     hidden: int
     ffn: int
-    """Width of the feed-forward network."""
+    """Width of the feed-forward network, of its gate and up projections where it has those."""
     heads: int
     vocab: int
     """Size of the vocabulary with any padding."""
     seq: int
-    """Tokens of a training sequence, and so the number of learned positions."""
-    dropout: float = 0.0
-    """Probability of dropping an element of the embedding, the attention weights and the output of each half."""
+    """Tokens of a training sequence."""
     norm_eps: float = 1e-5
     init_std: float = 0.02
     """Standard deviation of the initial weights (arXiv 2005.14165 follows GPT-2)."""
@@ -51,57 +76,51 @@ class GPTConfig:
     """Where the numbers come from."""
 
     def __post_init__(self) -> None:
-        _check_sizes(self, "layers", "hidden", "ffn", "heads", "vocab", "seq")
+        for f in fields(self):
+            words, is_legal = LEGAL[f.name]
+            value = getattr(self, f.name)
+            if not is_legal(value):
+                raise ModelError(f"{f.name} must be {words}, not {repr(value)[:40]}")
         _check_divides(self, "hidden", "heads")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ModelError(f"dropout must be at least 0 and less than 1, not {self.dropout!r}")
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig(Decoder):
+    """Decoder of GPT-2 and GPT-3: layer norm before each half, as many learned positions as ``seq``, biases, head tied to the
+    embedding."""
+
+    arch = "gpt"
+
+    dropout: float = 0.0
+    """Probability of dropping an element of the embedding, the attention weights and the output of each half."""
 
     @property
     def kv_heads(self) -> int:
         """Heads of keys and values: all of them."""
         return self.heads
 
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
 
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig(Decoder):
+    """Decoder of LLaMA: RMSNorm before each half, rotary positions, grouped keys and values, SwiGLU, no biases, own head."""
 
-@dataclass(frozen=True)
-class LlamaConfig:
-    """Decoder of LLaMA: RMSNorm before each half, rotary positions, grouped keys and values, SwiGLU, no biases, own head.
+    arch = "llama"
 
-    Raises ModelError, which names the field, for values that make no model."""
-
-    arch: ClassVar[str] = "llama"
-
-    layers: int
-    hidden: int
-    ffn: int
-    """Width of the gate and up projections."""
-    heads: int
     kv_heads: int
     """Heads of keys and values; each serves ``heads / kv_heads`` query heads (arXiv 2305.13245)."""
-    vocab: int
-    seq: int
-    """Tokens of a training sequence."""
     rope_theta: float = 10000.0
     """Base of the rotary frequencies (arXiv 2104.09864, section 3.2.2)."""
     norm_eps: float = 1e-6
-    init_std: float = 0.02
-    """Standard deviation of the initial weights."""
-    source: str = ""
-    """Where the numbers come from."""
 
     def __post_init__(self) -> None:
-        _check_sizes(self, "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq")
-        _check_divides(self, "hidden", "heads")
+        super().__post_init__()
         _check_divides(self, "heads", "kv_heads")
         if self.head_dim % 2:
             raise ModelError(f"hidden / heads must be even for rotary positions, not {self.hidden} / {self.heads}")
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
 
 
 Config = GPTConfig | LlamaConfig
@@ -165,31 +184,20 @@ def _from_fields(content: Mapping[str, Any]) -> Config:
     missing = [n for n, f in known.items() if f.default is MISSING and n not in values]
     if missing:
         raise ModelError(f"{arch} also needs {', '.join(missing)}")
-    for name in values:
-        values[name] = _typed(name, values[name], str(known[name].type))
+    for name, value in values.items():
+        if known[name].type == "float" and isinstance(value, str):  # as YAML 1.1 reads 1e-5
+            values[name] = _number_of(value)
     return config_type(**values)
 
 
-def _typed(name: str, value: Any, wanted: str) -> Any:
-    # YAML 1.1 reads 1e-5 as a string, and bool is an int to Python.
-    if wanted == "float" and isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except (ValueError, OverflowError):
-            pass
-    elif type(value).__name__ == wanted:
-        return value
-    raise ModelError(f"{name} must be of type {wanted}, not {repr(value)[:40]}")
+def _number_of(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text  # refused with what would be right
 
 
-def _check_sizes(config: Config, *names: str) -> None:
-    for name in names:
-        value, most = getattr(config, name), MAX_LAYERS if name == "layers" else MAX_SIZE
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            raise ModelError(f"{name} must be a whole number from 1 to {most}, not {str(value)[:40]}")
-
-
-def _check_divides(config: Config, whole: str, part: str) -> None:
+def _check_divides(config: Decoder, whole: str, part: str) -> None:
     total, count = getattr(config, whole), getattr(config, part)
     if total % count:
         divisors = [d for d in range(1, total + 1) if total % d == 0]
