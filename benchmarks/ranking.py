@@ -23,6 +23,7 @@ from statistics import median
 from typing import Any
 
 import ranking_training
+from outputs import output_file
 from rich.console import Console
 from rich.table import Table
 
@@ -71,7 +72,7 @@ def main() -> int:
     parser.add_argument("--processes", default="2,4")
     parser.add_argument("--way", choices=("static", "dygraph"), default="static")
     parser.add_argument("--cluster", help="profiles instead of a calibration, in the order of --processes")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--json", type=output_file, help="write the figures to this file")
     arguments = parser.parse_args()
     console = Console()
     counts = [int(n) for n in arguments.processes.split(",")]

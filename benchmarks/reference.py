@@ -23,6 +23,7 @@ from typing import Any
 os.environ.setdefault("FLAGS_enable_pir_api", "0")
 
 import paddle
+from outputs import output_file
 from paddle.utils import unique_name
 from rich.console import Console
 from rich.table import Table
@@ -142,7 +143,7 @@ def show(compared: list[list[Row]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, nargs="+", default=[2, 4, 8, 24])
-    parser.add_argument("--json", help="also write the rows to this file")
+    parser.add_argument("--json", type=output_file, help="also write the rows to this file")
     arguments = parser.parse_args()
     paddle.enable_static()
     compared = [compare(layers) for layers in arguments.layers]

@@ -22,6 +22,7 @@ from typing import Any
 
 import experts
 import paddle
+from outputs import output_file
 
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.config import Settings
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("--curve", action="store_true")
     parser.add_argument("--experts", type=Path)
     parser.add_argument("--reference", type=Path)
-    parser.add_argument("--json", type=Path, help="also write what was measured here")
+    parser.add_argument("--json", type=output_file, help="also write what was measured here")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:

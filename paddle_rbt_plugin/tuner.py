@@ -25,6 +25,7 @@ from paddle_rbt_plugin.graph.legacy import read_legacy_program
 from paddle_rbt_plugin.pattern import CompiledPattern
 from paddle_rbt_plugin.plan.build import make_plan
 from paddle_rbt_plugin.plan.explain import decision
+from paddle_rbt_plugin.plan.files import check_writable
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import detect_cluster, load_plugins, parse_cluster
 from paddle_rbt_plugin.search import Analysis, Search, SearchSpace, Watcher, analyse, run_level
@@ -117,6 +118,8 @@ def tune_graph(
     space = SearchSpace.parse(settings.search_space)
     if settings.load_path is not None:
         return _loaded(settings, graph, cluster, space, constraints, precision)
+    if settings.save_path is not None:
+        check_writable(settings.save_path)
     plugins = load_plugins(settings.blocked_plugins)
     cost_model = plugins.cost_model(settings.cost_model)
     every = {p.name: p for p in (*plugins.patterns, *patterns)}.values()

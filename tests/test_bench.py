@@ -19,7 +19,7 @@ from paddle_rbt_plugin.bench.results import Change, Result, Row, compare, load_r
 from paddle_rbt_plugin.cost.estimate import RESOLUTION
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.models import named_config
-from paddle_rbt_plugin.plan.files import write_whole
+from paddle_rbt_plugin.plan.files import check_writable, write_whole
 from paddle_rbt_plugin.plugins import parse_cluster
 from paddle_rbt_plugin.search import SearchSpace
 
@@ -338,3 +338,20 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         write_whole(path, "after")
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_links_and_devices_are_written_to_and_not_replaced(tmp_path):
+    (tmp_path / "there").mkdir()
+    link = tmp_path / "link.json"
+    link.symlink_to("there/result.json")
+    check_writable(link)
+    write_whole(link, "new")
+    assert link.is_symlink() and (tmp_path / "there" / "result.json").read_text() == "new"
+    check_writable(os.devnull)
+    write_whole(os.devnull, "gone")
+    assert not os.path.isfile(os.devnull)
+
+
+def test_a_folder_is_no_file_to_write(tmp_path):
+    with pytest.raises(TunerError, match="cannot be written: it is a folder; name a file in it"):
+        check_writable(tmp_path)

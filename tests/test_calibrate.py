@@ -23,7 +23,6 @@ from paddle_rbt_plugin.calibrate.fit import STREAMING, solve
 from paddle_rbt_plugin.calibrate.profile import device_profile, profile_text
 from paddle_rbt_plugin.cli import calibrating
 from paddle_rbt_plugin.cli.main import cli
-from paddle_rbt_plugin.cli.saving import check_writable, save_file
 from paddle_rbt_plugin.cluster import Cluster, ProcessMesh, parse_cluster
 from paddle_rbt_plugin.cost import DEFAULT, Training
 from paddle_rbt_plugin.cost.communication import collective_seconds, group_network
@@ -31,6 +30,7 @@ from paddle_rbt_plugin.cost.compute import ComputeDevice, Product
 from paddle_rbt_plugin.cost.constants import constants_on
 from paddle_rbt_plugin.cost.shared import SharedCosts
 from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.plan.files import check_writable, save_file
 
 DEVICE = DeviceFit(
     flops={"fp32": 4e10, "bf16": 9e10},

@@ -88,7 +88,10 @@ def test_wrong_usage_is_exit_code_2_with_what_would_be_right(arguments, message)
         (["SMALL", *PLAN, "--no-plugin", "qvk"], "cannot block 'qvk'"),
         (["SMALL", *PLAN, "--set", "mp=3"], "mp 3 of search_space does not divide"),
         (["SMALL", "--cluster", "1x4:V100-16G", "--global-batch", "8", "--precision", "bf16"], "V100-16G has no bf16"),
-        (["SMALL", *PLAN, "--save", "/nowhere/plan.json"], "cannot be saved to '/nowhere/plan.json'"),
+        (
+            ["SMALL", *PLAN, "--save", "/nowhere/plan.json"],
+            "'/nowhere/plan.json' cannot be written: there is no folder '/nowhere'",
+        ),
     ],
 )
 def test_a_tuner_error_is_exit_code_1_with_one_message(arguments, message, model):
@@ -164,6 +167,15 @@ def test_a_blocked_plugin_matches_nothing(model):
     data = json.loads(run("plan", model, *PLAN, "--no-plugin", "ffn", "--json").stdout)
     assert "ffn" not in data["patterns"]
     assert "qkv" in data["patterns"]
+
+
+@pytest.mark.parametrize(("path", "reason"), [("", "a file needs a name"), ("gone/plan.json", "there is no folder")])
+def test_a_plan_that_cannot_be_saved_is_an_error_before_anything_is_traced(path, reason, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("paddle_rbt_plugin.cli.planning.model_graph", None)
+    result = run("plan", model, *PLAN, "--save", path)
+    assert (result.exit_code, reason in result.stderr) == (1, True)
+    assert list(tmp_path.iterdir()) == [model]
 
 
 def test_a_saved_plan_explains_itself(model, tmp_path):

@@ -19,8 +19,8 @@ from paddle_rbt_plugin.bench.report import NAMES, cells, draw, named, numbered, 
 from paddle_rbt_plugin.bench.results import Change, Result, Row, compare, load_results, to_json
 from paddle_rbt_plugin.bench.run import Bench
 from paddle_rbt_plugin.cli.output import Output, Report, make_table, titled
-from paddle_rbt_plugin.cli.saving import check_writable, save_file
 from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.plan.files import check_writable, save_file
 from paddle_rbt_plugin.plugins import parse_cluster
 from paddle_rbt_plugin.search import Watcher
 from paddle_rbt_plugin.spelling import counted, spell_bytes, spell_candidate, spell_seconds

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from paddle_rbt_plugin.calibrate import Calibration, calibrate
 from paddle_rbt_plugin.cli.output import Output, make_table, titled
-from paddle_rbt_plugin.cli.saving import check_writable, save_file
+from paddle_rbt_plugin.plan.files import check_writable, save_file
 from paddle_rbt_plugin.spelling import spell_seconds
 
 

@@ -23,6 +23,7 @@ from paddle_rbt_plugin.plan.explain import (
     reasons,
     tensor_reasons,
 )
+from paddle_rbt_plugin.plan.files import check_writable
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import parse_cluster
 from paddle_rbt_plugin.search import Progress
@@ -58,6 +59,8 @@ def plan_model(
     blocked: tuple[str, ...],
 ) -> None:
     """Plans MODEL and prints the winner, the candidates, the rejected ones and what the patterns matched."""
+    if save is not None:
+        check_writable(save)  # before the search, which may take minutes
     parsed = parse_cluster(cluster, blocked)
     settings = Settings(
         level=level,

@@ -14,6 +14,7 @@ from paddle_rbt_plugin.cost.paddle import PaddleEstimate, paddle_estimate
 from paddle_rbt_plugin.graph.legacy import LegacyGraph
 from paddle_rbt_plugin.handover.legacy.ops import legacy_static_ops
 from paddle_rbt_plugin.handover.legacy.partition import LegacyParallelizer
+from paddle_rbt_plugin.plan.files import check_writable
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import load_plugins
 from paddle_rbt_plugin.tuner import Constraint, tune_graph
@@ -50,6 +51,8 @@ def _tune_by_paddle(
     Which factorisation is fastest is Paddle's word. How each is best run, and whether it fits, is the analytic model's, for
     to Paddle's all of these are equal: it knows neither ZeRO, recomputation nor accumulation. So no plan that Paddle's own
     tuner may make is better by its model, and none of the same degrees by ours. Both figures are in the notes of the plan."""
+    if settings.save_path is not None:
+        check_writable(settings.save_path)
     analytic = replace(settings, cost_model="analytic", save_path=None)
     found = tune_graph(legacy.graph, analytic, constraints=constraints, rewrite=False, **how)
     judged: list[tuple[PaddleEstimate, Plan]] = []
