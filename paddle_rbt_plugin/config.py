@@ -63,6 +63,7 @@ class Settings:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
+        """The fields, in order."""
         return tuple(f.name for f in fields(cls))
 
     @classmethod

@@ -31,6 +31,7 @@ class Calibration:
 
     @property
     def cluster(self) -> Cluster:
+        """The cluster that the profile describes."""
         return parse_cluster(self.profile)
 
     @property

@@ -75,6 +75,7 @@ class Link:
     latency: float
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain data: bytes/s and seconds."""
         return {"bandwidth": self.bandwidth, "latency": self.latency}
 
 

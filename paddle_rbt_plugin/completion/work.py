@@ -42,12 +42,14 @@ class Value(NamedTuple):
         return self.placement.local_shape(shape, mesh)
 
     def local_numel(self, mesh: ProcessMesh, batch_scale: float) -> int:
+        """Elements on one rank; ``batch_scale`` as in ``local_shape``."""
         n = 1
         for d in self.local_shape(mesh, batch_scale):
             n *= d
         return n
 
     def local_bytes(self, mesh: ProcessMesh, batch_scale: float) -> int:
+        """Bytes on one rank in the dtype of the program; ``batch_scale`` as in ``local_shape``."""
         return self.local_numel(mesh, batch_scale) * DTYPE_BYTES[self.dtype]
 
 

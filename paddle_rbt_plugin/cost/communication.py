@@ -38,6 +38,7 @@ class GroupNetwork:
 
     @property
     def ranks_per_machine(self) -> int:
+        """As if spread evenly, rounded up."""
         return ceil(self.ranks / self.machines)
 
 

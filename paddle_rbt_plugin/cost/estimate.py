@@ -48,10 +48,12 @@ class StageEstimate:
 
     @property
     def peak_memory_bytes(self) -> float:
+        """On each device of the stage."""
         return sum(self.memory.values())
 
     @property
     def fits(self) -> bool:
+        """The peak is no more than the device has, less the reserve."""
         return self.peak_memory_bytes <= self.memory_limit_bytes
 
 

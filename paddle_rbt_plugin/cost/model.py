@@ -153,7 +153,7 @@ class Judge:
         return Judge(self.source, self._graph, cluster, self._training)
 
     def estimate(self, case: Case) -> Estimate:
-        """The analytic estimate with what the model says in place of it."""
+        """The analytic estimate with what the model says in place of it. Raises CostModelError, which names its package."""
         try:
             found = self._model.estimate(case)
         except KeyboardInterrupt:

@@ -44,6 +44,7 @@ class PassCost:
 
     @property
     def communication(self) -> float:
+        """Seconds of all communication."""
         return self.along_mp + self.along_dp + self.regrouping
 
     def __add__(self, other: PassCost) -> PassCost:

@@ -26,6 +26,7 @@ class Stage:
 
     @property
     def segments(self) -> tuple[int, ...]:
+        """Positions in ``completion.work`` of all its segments."""
         return tuple(i for chunk in self.chunks for i in chunk)
 
 

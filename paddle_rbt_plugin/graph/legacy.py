@@ -34,7 +34,8 @@ class LegacyGraph:
 def read_legacy_program(
     program: Any, loss: Any = None, structured_names: Mapping[str, str] | None = None, needs_loss: bool = True
 ) -> LegacyGraph:
-    """Graph of a serial forward legacy program, with its variables; see ``read_program``. ``loss`` may be a name."""
+    """Graph of a serial forward legacy program, with its variables; see ``read_program``. ``loss`` may be a name. Raises
+    UnsupportedProgram."""
     ops = [op for op in program.global_block().ops if op.type not in _FEED_OPS]
     _check(program, ops)
     translated, values = _translate(program)

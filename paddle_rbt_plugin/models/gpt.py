@@ -85,6 +85,7 @@ class GPTCriterion(nn.Layer):
     """Cross entropy of the next token, averaged over the tokens that ``loss_mask`` keeps."""
 
     def forward(self, logits: paddle.Tensor, labels: paddle.Tensor, loss_mask: paddle.Tensor) -> paddle.Tensor:
+        """Of logits [batch, seq, vocab], labels and mask [batch, seq]; a scalar."""
         losses = F.cross_entropy(logits, paddle.unsqueeze(labels, 2), reduction="none")
         kept = paddle.reshape(loss_mask, [-1])
         return paddle.sum(paddle.reshape(losses, [-1]) * kept) / paddle.sum(kept)

@@ -40,6 +40,7 @@ class Stage:
 
     @property
     def process_mesh(self) -> ProcessMesh:
+        """The devices of the stage as its axes arrange them."""
         return ProcessMesh(self.axes, self.mesh, self.devices)
 
 
@@ -61,6 +62,7 @@ class TensorPlacement:
 
     @property
     def placement(self) -> Placement:
+        """The dims mapping as completion has it: nothing of a tensor that a plan places is partial."""
         return Placement(self.dims_mapping)
 
 
@@ -173,7 +175,8 @@ class Plan:
     def leaves(self, graph: Graph) -> dict[str, TensorPlacement]:
         """The placement of every parameter and data tensor of a program of this signature, under the names it has there.
 
-        Paddle numbers parameters per process, so the same model may carry other names: then they correspond in order."""
+        Paddle numbers parameters per process, so the same model may carry other names: then they correspond in order. Raises
+        PlanError for another program."""
         self.check_program(graph)
         leaves = {}
         for kind, found in (("param", graph.params), ("data", graph.data)):

@@ -44,6 +44,7 @@ class LossComparison:
 
     @property
     def largest_difference(self) -> float:
+        """Of the losses of any step."""
         return max(abs(a - b) for a, b in zip(self.serial, self.distributed, strict=True))
 
     def __str__(self) -> str:
