@@ -12,11 +12,21 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["1F1B", "FThenB"])
-def test_the_engine_makes_the_jobs_of_every_rank_of_a_pipeline(schedule) -> None:
+@pytest.mark.parametrize(
+    ("model", "schedule", "precision"),
+    [
+        ("gpt", "1F1B", "float32"),
+        ("gpt", "FThenB", "float32"),
+        ("gpt", "VPP", "float32"),
+        ("gpt", "VPP", "float16"),
+        ("llama", "VPP", "bfloat16"),
+    ],
+)
+def test_the_engine_makes_the_jobs_of_every_rank_of_a_pipeline(model, schedule, precision) -> None:
     worker = Path(__file__).parent / "workers" / "pipeline_engine.py"
+    space = {"pp": 2, "dp": 2, "mp": 2, "vpp": 2 if schedule == "VPP" else 1}
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", str(worker), json.dumps({"pp": 2, "dp": 2, "mp": 2}), "8", schedule],
+        [sys.executable, "-W", "ignore", str(worker), model, json.dumps(space), "8", schedule, precision],
         capture_output=True, text=True, env={**os.environ, "PADDLE_TRAINERS_NUM": "8"},
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-3000:]
@@ -24,9 +34,11 @@ def test_the_engine_makes_the_jobs_of_every_rank_of_a_pipeline(schedule) -> None
     assert len(found) == 8
     for r in found:
         assert r["degrees"] == {"pp": 2, "dp": 2, "mp": 2}
-        assert r["pipeline"] == [schedule, 2, 4]
-        assert r["jobs"].count("forward") == r["jobs"].count("backward") == 4
-        assert r["jobs"][-1] == "optimizer"
-    first, second = ({tuple(found[rank]["parameters"]) for rank in stage} for stage in found[0]["stages"])
+        assert r["pipeline"] == [schedule, 2, space["vpp"], 4]
+        types = [type_ for type_, _ in r["jobs"]]
+        for chunk in ("0", "1") if schedule == "VPP" else ("",):
+            assert types.count("forward" + chunk) == types.count("backward" + chunk) == 4
+        assert types[-1] == "optimizer"
+    first, second = ({tuple(found[rank]["parameters"]) for rank in stage} for stage in found[0]["stages"][:2])
     assert len(first) == len(second) == 1
     assert not set(*first) & set(*second)

@@ -25,6 +25,7 @@ from paddle_rbt_plugin.handover import patches
 from paddle_rbt_plugin.handover.engine_state import engine_plan, pass_attributes, set_engine_plan
 from paddle_rbt_plugin.handover.legacy import engine as legacy
 from paddle_rbt_plugin.handover.passes import PLAN, apply_plan
+from paddle_rbt_plugin.handover.pipeline import schedulable
 from paddle_rbt_plugin.handover.strategy import constraints_of, is_enabled, set_pipeline
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.tuner import TunerWarning
@@ -47,8 +48,9 @@ def install() -> None:
     @functools.wraps(original)
     def parallel_pir(engine: Any, mode: str) -> Any:
         if is_enabled(engine._strategy.tuning):
-            _tune(engine, mode)
-        elif engine._strategy.auto_mode == "full_rule_based":
+            with schedulable(_tune(engine, mode)):
+                return original(engine, mode)
+        if engine._strategy.auto_mode == "full_rule_based":
             warnings.warn(
                 "strategy.auto_mode 'full_rule_based' is Paddle's own tuner, which reads legacy programs only and does nothing "
                 f"with this one; strategy.tuning with pass_name {PASS_NAME!r} tunes it",
@@ -61,7 +63,7 @@ def install() -> None:
     Engine._parallel_pir = parallel_pir
 
 
-def _tune(engine: Any, mode: str) -> None:
+def _tune(engine: Any, mode: str) -> Plan:
     strategy = engine._strategy
     program = engine._fwd_main_progs[mode].clone()
     plan = engine_plan(engine)
@@ -77,6 +79,7 @@ def _tune(engine: Any, mode: str) -> None:
     engine._fwd_main_progs[mode] = program
     set_pipeline(strategy, plan)
     patches.tell_engine_its_data_rank(engine, _mesh_of_this_rank(plan))
+    return plan
 
 
 def _mesh_of_this_rank(plan: Plan) -> ProcessMesh:

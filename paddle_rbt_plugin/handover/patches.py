@@ -116,6 +116,46 @@ def _reshard_through_whole(_: Any, source: Any, target: Any, value: Any, target_
     return choose_reshard_func(whole, target).reshard(whole, target, value, target_type)
 
 
+@contextlib.contextmanager
+def chunks_as_marked() -> Iterator[None]:
+    """Lets Paddle's interleaved schedule run the chunks that ops are marked with (see ``chunks``), while it makes a program.
+
+    Reason: the engine gives chunks to ops by the names of Layers and refuses ops between two such Layers, where a plan's chunks
+    are any runs of ops. A receive takes the chunk of whichever reader is found first, which may not run first; a gradient that
+    is summed over chunks is refused; a sum of gradients takes the chunk of the stage that made the value; and on communicators
+    that both phases share the messages of one take the place of the other's. Versions: 3.1 to 3.3.
+    """
+    from paddle.distributed.auto_parallel.static import engine
+    from paddle.distributed.auto_parallel.static.pir_pass import ReshardPasses
+    from paddle.distributed.auto_parallel.static.reshard_funcs.same_status_reshard_func import SameStatusReshardFunction
+
+    from paddle_rbt_plugin.handover import chunks
+
+    resolve = ReshardPasses.apply_reshard_pass
+
+    def settle_and_resolve(program: Any, *gradients: Any) -> None:
+        chunks.settle(program)
+        resolve(program, *gradients)
+
+    with (
+        _replaced(engine, "complete_chunk_id", lambda *_: None),
+        _replaced(ReshardPasses, "apply_reshard_pass", staticmethod(settle_and_resolve)),
+        _replaced(SameStatusReshardFunction, "reshard", chunks.exchange),
+        _replaced(engine, "check_chunk_id", chunks.complete),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
+    original = vars(owner)[name]
+    setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
 def give_distributed_strategy_tuning() -> None:
     """Adds ``tuning`` to ``dist.Strategy`` and carries it to the engine of ``dist.to_static``.
 

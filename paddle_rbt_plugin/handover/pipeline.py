@@ -7,12 +7,14 @@ layers share, and for a head tied to the embedding: its weight goes to the last 
 micro batch. Paddle's partition turns these reshards into sends and receives, and its pipeline pass makes the jobs of a rank
 from ``strategy.pipeline``, which ``strategy.set_pipeline`` fills in.
 
-The interleaved schedule is not applied: Paddle assigns its chunks to stages by the name of a repeated Layer, not by a plan.
+Where a plan interleaves several chunks per stage, every op is marked with its chunk as well, see ``chunks``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from itertools import groupby
 from typing import Any
 
 import paddle
@@ -23,7 +25,9 @@ from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram
 from paddle_rbt_plugin.graph import Graph
 from paddle_rbt_plugin.graph.pir import CONTAINER_OPS, SINK_OPS
+from paddle_rbt_plugin.handover.chunks import can_be_scheduled, mark
 from paddle_rbt_plugin.handover.dygraph import paddle_placements
+from paddle_rbt_plugin.handover.patches import chunks_as_marked
 from paddle_rbt_plugin.handover.replay import LEAVES, paddle_mesh, rebuild
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.plan.plan import Plan
@@ -32,23 +36,30 @@ from paddle_rbt_plugin.plan.plan import Plan
 def annotate_stages(
     program: Any, graph: Graph, plan: Plan, placements: Mapping[str, Placement], forms: Collection[str] = FORMS
 ) -> None:
-    """Rebuilds ``program``, from which ``graph`` was read, in place on the stages of ``plan``.
+    """Rebuilds ``program``, from which ``graph`` was read, in place on the stages of ``plan``. Paddle goes on with it in the
+    context ``schedulable(plan)``.
 
     ``placements`` holds every parameter and every data tensor by name, ``forms`` the ops that may take another form. Raises
-    TunerError for an interleaved schedule and for stages that overlap or differ in shape, UnsupportedProgram as ``annotate``
+    TunerError for stages that differ in shape and for a schedule that this Paddle lacks, UnsupportedProgram as ``annotate``
     does."""
     _check_executable(plan)
     _Annotation(program, graph, plan, placements, forms).run()
 
 
+def schedulable(plan: Plan) -> AbstractContextManager[None]:
+    """The context in which Paddle makes the program of a rank, and its jobs, of one that is annotated as ``plan`` says."""
+    return chunks_as_marked() if plan.vpp > 1 else nullcontext()
+
+
 def _check_executable(plan: Plan) -> None:
-    if plan.vpp > 1:
+    if plan.vpp > 1 and not can_be_scheduled():
         raise TunerError(
-            f"the plan interleaves {plan.vpp} chunks per stage, which Paddle does by the names of Layers and not by a plan; "
-            "restrict the search with search_space={'schedule': ['1F1B', 'FThenB']}"
+            f"the plan interleaves {plan.vpp} chunks per stage, which Paddle {paddle.__version__} cannot split into jobs; use "
+            "Paddle 3.1 or later, or restrict the search with search_space={'schedule': ['1F1B', 'FThenB']}"
         )
     shapes = {(stage.axes, stage.mesh) for stage in plan.stages}
-    if len(shapes) > 1 or len({d for stage in plan.stages for d in stage.devices}) < sum(len(s.devices) for s in plan.stages):
+    meshes = dict.fromkeys(stage.process_mesh for stage in plan.stages)
+    if len(shapes) > 1 or len(meshes) > plan.degrees["pp"]:
         raise TunerError(
             "the layers of the plan run on meshes of different shapes, which Paddle cannot send between; "
             "restrict the search with search_space={'layer_meshes': 'one'}"
@@ -60,13 +71,15 @@ class _Annotation:
         self.program = program
         self.forms = forms
         self.placements = placements
-        self.process_meshes = [stage.process_mesh for stage in plan.stages]
+        self.process_meshes = list(dict.fromkeys(entry.process_mesh for entry in plan.stages))
         self.meshes = [paddle_mesh(mesh) for mesh in self.process_meshes]
         layers = cluster_layers(graph)
-        layer_of, stage_of = layers.layer_of(), plan.stage_of_layers(layers.count)
-        self.stages = {op.source: stage_of[layer_of[op.index]] for op in graph}
-        self.leaf_stages = {
-            t.name: min((stage_of[layer_of[op.index]] for op in graph.consumers(t.index)), default=0)
+        chunks = [chunk for chunk, (_, entries) in enumerate(groupby(plan.stages, lambda e: e.process_mesh)) for _ in entries]
+        layer_of, entry_of = layers.layer_of(), plan.stage_of_layers(layers.count)
+        self.interleaved = plan.vpp > 1
+        self.chunks = {op.source: chunks[entry_of[layer_of[op.index]]] for op in graph}
+        self.leaf_chunks = {
+            t.name: min((self.chunks[op.source] for op in graph.consumers(t.index)), default=0)
             for t in (*graph.params, *graph.data)
         }
         self.moved: dict[tuple[int, int], Any] = {}
@@ -84,10 +97,14 @@ class _Annotation:
                         self._place(op, op.attrs()[LEAVES[name]])
                     elif name not in CONTAINER_OPS and name not in SINK_OPS:
                         pir.set_insertion_point(op)
-                        stage = self.stages.get(position)
-                        if stage is not None:
+                        chunk = self.chunks.get(position)
+                        stage = 0 if chunk is None else chunk % len(self.meshes)
+                        if chunk is not None:
                             self._bring_operands(op, stage)
-                        rebuild(op, self.process_meshes[stage or 0], self.forms)
+                        built = rebuild(op, self.process_meshes[stage], self.forms)
+                        if chunk is not None:
+                            for new in built:
+                                self._mark(new, chunk)
         finally:
             if was_dynamic:
                 paddle.disable_static()
@@ -95,7 +112,17 @@ class _Annotation:
     def _place(self, op: Any, leaf: str) -> None:
         if leaf not in self.placements:
             raise UnsupportedProgram(f"the plan does not place {leaf!r}, which the program reads")
-        set_placement(op.result(0), self.meshes[self.leaf_stages.get(leaf, 0)], self.placements[leaf])
+        chunk = self.leaf_chunks.get(leaf, 0)
+        set_placement(op.result(0), self.meshes[chunk % len(self.meshes)], self.placements[leaf])
+        self._mark(op, 0)  # as Paddle has it: the first chunk of a stage is fed
+
+    def _mark(self, op: Any, chunk: int) -> None:
+        """Marks an op and its lists of values with a chunk of the model, where the schedule has use for it."""
+        if self.interleaved:
+            lists = [v.get_defining_op() for v in op.operands_source() if v.initialized() and v.is_combine()]
+            lists += [user for v in op.results() if v.initialized() and v.is_combine() for user in v.all_used_ops()]
+            for marked in (op, *lists):
+                mark(marked, chunk // len(self.meshes))
 
     def _bring_operands(self, op: Any, stage: int) -> None:
         for i, value in enumerate(op.operands_source()):

@@ -55,8 +55,9 @@ def annotate(program: Any, mesh: ProcessMesh, placements: Mapping[str, Placement
             paddle.disable_static()
 
 
-def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str]) -> None:
-    """Builds an op again, on the types that its operands have now, in its place; ``forms`` as in ``build_op``."""
+def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str]) -> list[Any]:
+    """Builds an op again, on the types that its operands have now, in its place; ``forms`` and what is returned as in
+    ``build_op``."""
     name = op.name().split(".", 1)[1]
     inputs: dict[str, list[Any]] = {}
     for slot, value in zip(op.get_input_names(), op.operands_source(), strict=True):
@@ -85,6 +86,7 @@ def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str]) -> None:
     for value in old_inputs:
         if value.use_empty():
             value.get_defining_op().erase()
+    return built
 
 
 def _results(op: Any) -> list[Any]:

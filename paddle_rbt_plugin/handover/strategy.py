@@ -79,29 +79,42 @@ def constraints_of(strategy: Any, legacy: bool = False) -> list[Constraint]:
     recompute = "full" if strategy.recompute.enable else "none"
     sharding = int(strategy.sharding.stage) if strategy.sharding.enable else 0
     pipeline = legacy or strategy.pipeline.enable or not _is_cpu_job()
-    constraints = as_the_program_runs(accumulate_steps_of(strategy), recompute, sharding, legacy, pipeline)
+    steps = accumulate_steps_of(strategy)
+    constraints = as_the_program_runs(steps, recompute, sharding, legacy, pipeline, not_interleaved(legacy))
     if strategy.pipeline.enable:
         constraints.append(Constraint("strategy.pipeline", {"schedule": (strategy.pipeline.schedule_mode,)}))
-        stages = int(getattr(strategy.pipeline, "pp_degree", 1))
-        if stages > 1:
-            constraints.append(Constraint("strategy.pipeline.pp_degree", {"pp": (stages,)}))
+        for name, dimension in (("pp_degree", "pp"), ("vpp_degree", "vpp")):
+            degree = int(getattr(strategy.pipeline, name, 1))
+            if degree > 1:
+                constraints.append(Constraint(f"strategy.pipeline.{name}", {dimension: (degree,)}))
     return constraints
 
 
-def as_the_program_runs(
-    steps: int = 1, recompute: str = "none", sharding: int = 0, legacy: bool = False, pipeline: bool = False
-) -> list[Constraint]:
-    """What annotating a program cannot change: it accumulates, recomputes and shards as the strategy around it says."""
+def not_interleaved(legacy: bool) -> str | None:
+    """Why the engine does not run the interleaved schedule for programs of that IR; None where it does."""
     if legacy:
-        executed = [
-            Constraint("executing a legacy program", {"sequence_parallel": (False,), "vpp": (1,), "layer_meshes": ("one",)})
-        ]
-    else:
-        kept: dict[str, tuple] = {"sequence_parallel": (False,), "schedule": ("1F1B", "FThenB"), "vpp": (1,)}
-        kept["layer_meshes"] = ("one",)
-        executed = [Constraint("executing a PIR program in this version", kept)]
-        if not pipeline:
-            executed.append(Constraint("executing a PIR program without a pipeline pass", {"pp": (1,)}))
+        return "executing a legacy program, which Paddle does not interleave"
+    from paddle_rbt_plugin.handover.chunks import can_be_scheduled
+
+    return None if can_be_scheduled() else "executing a PIR program by Paddle 3.0, which cannot interleave it"
+
+
+def as_the_program_runs(
+    steps: int = 1,
+    recompute: str = "none",
+    sharding: int = 0,
+    legacy: bool = False,
+    pipeline: bool = False,
+    not_interleaved: str | None = "executing a program outside of auto.Engine and dist.to_static",
+) -> list[Constraint]:
+    """What annotating a program cannot change: it accumulates, recomputes and shards as the strategy around it says, and is
+    ``not_interleaved`` for the reason given, if there is one."""
+    kept: dict[str, tuple] = {"sequence_parallel": (False,), "layer_meshes": ("one",)}
+    executed = [Constraint(f"executing a {'legacy' if legacy else 'PIR'} program in this version", kept)]
+    if not_interleaved is not None:
+        executed.append(Constraint(not_interleaved, {"schedule": ("1F1B", "FThenB"), "vpp": (1,)}))
+    if not legacy and not pipeline:
+        executed.append(Constraint("executing a PIR program without a pipeline pass", {"pp": (1,)}))
     return [
         *executed,
         Constraint("strategy.gradient_merge", {"accumulate_steps": (steps,)}),

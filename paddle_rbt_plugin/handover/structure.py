@@ -36,7 +36,7 @@ from paddle_rbt_plugin.cost.sizes import Sizes
 from paddle_rbt_plugin.cost.transfers import transfers
 from paddle_rbt_plugin.graph import DTYPE_BYTES, Graph
 from paddle_rbt_plugin.graph.pir import dtype_name
-from paddle_rbt_plugin.handover.pipeline import annotate_stages
+from paddle_rbt_plugin.handover.pipeline import annotate_stages, schedulable
 from paddle_rbt_plugin.handover.replay import annotate
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import load_plugins
@@ -222,7 +222,7 @@ def verify(plan: Plan, graph: Graph, program: Any, train: bool = True) -> list[S
     )
     found = []
     for stage, mesh in enumerate(meshes):
-        with as_rank(mesh.ranks[0]):
+        with as_rank(mesh.ranks[0]), schedulable(plan):
             copy = program.clone()
             if len(meshes) == 1:
                 annotate(copy, mesh, leaves, forms)

@@ -1,4 +1,5 @@
-"""``auto.Engine`` with ``strategy.tuning`` and a pipeline, for every rank in one process, up to the jobs of the rank.
+"""``auto.Engine`` with ``strategy.tuning`` and a pipeline, for every rank in one process, up to the jobs of the rank, which are
+played against each other.
 
 Prints JSON, one entry per rank: the degrees of the plan that the engine holds, the parameters of its program, and its jobs. The
 engine runs its own chain (build, the hook, backward, optimizer, partition, reshard, gradient merge, pipeline pass); the
@@ -15,13 +16,17 @@ from typing import Any
 import paddle
 from paddle.distributed import parallel
 from paddle.distributed.fleet import auto
+from pipeline_play import check_message, number_reshards, play
 
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.handover import passes
-from paddle_rbt_plugin.models import GPTConfig, build, input_spec
+from paddle_rbt_plugin.models import GPTConfig, LlamaConfig, build, input_spec
 
 BATCH, STEPS = 8, 4
-CONFIG = GPTConfig(layers=4, hidden=64, ffn=256, heads=8, vocab=128, seq=16)
+CONFIGS = {
+    "gpt": GPTConfig(layers=8, hidden=64, ffn=256, heads=8, vocab=128, seq=16),
+    "llama": LlamaConfig(layers=4, hidden=64, ffn=256, heads=8, kv_heads=8, vocab=128, seq=16),
+}
 
 
 class Loss(paddle.nn.Layer):
@@ -31,7 +36,7 @@ class Loss(paddle.nn.Layer):
         return loss
 
 
-def engine_of(space: dict[str, Any], ranks: int, schedule: str) -> Any:
+def engine_of(model: str, space: dict[str, Any], ranks: int, schedule: str, precision: str, optimizer: Any) -> Any:
     strategy = auto.Strategy()
     strategy.auto_mode = "semi"
     strategy.pipeline.enable = True
@@ -41,34 +46,49 @@ def engine_of(space: dict[str, Any], ranks: int, schedule: str) -> Any:
     strategy.tuning.pass_name = "rule_based_tuner"
     strategy.tuning.cluster = f"1x{ranks}:A100-80G"
     strategy.tuning.search_space = space
-    model = build(CONFIG)
-    optimizer = paddle.optimizer.AdamW(1e-3, parameters=model.parameters())
-    return auto.Engine(model, Loss(), optimizer, strategy=strategy)
+    if precision != "float32":
+        strategy.amp.enable, strategy.amp.dtype, strategy.amp.level = True, precision, "O2"
+    layer = build(CONFIGS[model])
+    return auto.Engine(layer, Loss(), optimizer(1e-3, parameters=layer.parameters()), strategy=strategy)
 
 
-def report(space: dict[str, Any], ranks: int, rank: int, schedule: str) -> dict[str, Any]:
+def prepared(
+    rank: int, model: str, space: dict[str, Any], ranks: int, schedule: str, precision: str = "float32", optimizer: Any = None
+) -> Any:
+    """The engine of a rank, its jobs made; AdamW is the default of ``optimizer``."""
     paddle.disable_static()  # as the engine of the rank before has left it
     os.environ["PADDLE_TRAINER_ID"] = str(rank)
     parallel._global_parallel_env = None
-    passes.enable_static_training_on_cpu = lambda meshes: (
-        None
-    )  # it refuses meshes on which CPUs compute wrong; nothing computes
-    engine = engine_of(space, ranks, schedule)
-    engine.to_mode("train")
-    engine._inputs_spec, engine._labels_spec = engine._validate_spec(input_spec(CONFIG, BATCH)), []
-    engine._build("train")
-    engine._parallel_pir("train")
+    # It refuses meshes on which CPUs compute wrong; nothing computes here.
+    passes.enable_static_training_on_cpu = lambda meshes: None
+    number_reshards()
+    with paddle.utils.unique_name.guard():
+        paddle.seed(0)
+        engine = engine_of(model, space, ranks, schedule, precision, optimizer or paddle.optimizer.AdamW)
+        engine.to_mode("train")
+        engine._inputs_spec, engine._labels_spec = engine._validate_spec(input_spec(CONFIGS[model], BATCH)), []
+        engine._build("train")
+        engine._parallel_pir("train")
+    return engine
+
+
+def report(rank: int, engine: Any) -> dict[str, Any]:
     pipeline = engine._strategy.pipeline
     return {
         "rank": rank,
         "degrees": rbt.engine_plan(engine).degrees,
         "stages": [list(s.devices) for s in rbt.engine_plan(engine).stages],
-        "pipeline": [pipeline.schedule_mode, pipeline.pp_degree, pipeline.accumulate_steps],
+        "pipeline": [pipeline.schedule_mode, pipeline.pp_degree, pipeline.vpp_degree, pipeline.accumulate_steps],
         "parameters": sorted(p.name for p in engine._pir_dense_main_progs["train"].global_block().all_parameters()),
-        "jobs": [job.type() for job in engine._job_plan.job_list()],
+        "jobs": [[job.type(), job.micro_batch_id()] for job in engine._job_plan.job_list()],
     }
 
 
+def main(model: str, space: dict[str, Any], ranks: int, *schedule: str) -> None:
+    engines = {rank: prepared(rank, model, space, ranks, *schedule) for rank in range(ranks)}
+    play({rank: engine._job_plan for rank, engine in engines.items()}, check_message)
+    print("REPORT" + json.dumps([report(rank, engine) for rank, engine in engines.items()]))
+
+
 if __name__ == "__main__":
-    space, ranks = json.loads(sys.argv[1]), int(sys.argv[2])
-    print("REPORT" + json.dumps([report(space, ranks, rank, sys.argv[3]) for rank in range(ranks)]))
+    main(sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
