@@ -37,11 +37,11 @@ def brute_force(search, setting):
 
 
 def run_seconds(stage, start, chosen):
-    rows = np.array([stage._costs[o, start + i] for i, o in enumerate(chosen)])
+    rows = np.array([stage.costs.layers[o, start + i] for i, o in enumerate(chosen)])
     if rows[:, 1].sum() + rows[:, 2:].max(0).sum() > stage.limit:
         return None
-    moves = sum(stage._reshard[a, b] for a, b in pairwise(chosen))
-    return rows[:, 0].sum() + moves + stage._sends[chosen[-1]]
+    moves = sum(stage.costs.reshard[a, b] for a, b in pairwise(chosen))
+    return rows[:, 0].sum() + moves + stage.costs.sends[chosen[-1]]
 
 
 def some_settings(search, most_options=4):

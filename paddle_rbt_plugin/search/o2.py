@@ -11,7 +11,7 @@ keeps every (sum t, max t) that no other beats, so the cut and the strategies of
 
 The winner of each setting is then estimated as any other candidate, pipeline simulated, and the best estimate wins. No setting
 is left out that holds a plan whose estimate is better (``_least``); of the plans of one setting only those are looked for whose
-T is, which differs from the estimate by what it simplifies: stages that differ, and what ``runs`` says. The winner
+T is, which differs from the estimate by what it simplifies: stages that differ, and what ``layer_costs`` says. The winner
 of level o1 takes part, so level o2 is never worse. The interleaved schedule, whose chunks Paddle cuts evenly, comes from o1.
 Under a cost model without bounds, settings and cuts are those that the analytic model finds; which of them wins is that one's.
 """
@@ -28,9 +28,10 @@ import numpy as np
 from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.cost.pipeline import in_flight
 from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
+from paddle_rbt_plugin.search.layer_costs import CLOSING, LayerCosts, Option, option_of
 from paddle_rbt_plugin.search.o1 import Search, run_o1
 from paddle_rbt_plugin.search.result import Evaluated, SearchResult, ranked
-from paddle_rbt_plugin.search.runs import CLOSING, Option, StageRuns, Way, option_of
+from paddle_rbt_plugin.search.runs import StageRuns, Way
 from paddle_rbt_plugin.search.space import candidate_dict, variants, ways
 from paddle_rbt_plugin.spelling import counted
 
@@ -125,7 +126,7 @@ def _least(search: Search, setting: Setting) -> float:
 
     where w comes from any weights of the terms of the first maximum (``_mixed``), and every layer adds to the sum at least what
     it does on the stage and with the strategies where that is least."""
-    parts = _over_stages(search, setting, StageRuns.least_parts)
+    parts = _over_stages(search, setting, LayerCosts.least_parts)
     closing = parts[:, :, CLOSING] / len(parts)
     per_step = (
         _mixed(part.sum(1), setting.candidate.accumulate_steps)[:, None] * part for part in np.moveaxis(parts, 2, 0)[:CLOSING]
@@ -144,17 +145,23 @@ def _mixed(whole: np.ndarray, steps: int) -> np.ndarray:
     return (steps * weights + later) / weights.sum()
 
 
-def _over_stages(search: Search, setting: Setting, least: Callable[[StageRuns], np.ndarray]) -> np.ndarray:
+def _over_stages(search: Search, setting: Setting, least: Callable[[LayerCosts], np.ndarray]) -> np.ndarray:
     """What ``least`` says of every stage, equal stages asked once."""
     stages = range(setting.candidate.pp) if not search.cluster.is_homogeneous else (0,)
-    found = np.stack([least(_stage_runs(search, setting, s)) for s in stages])
+    found = np.stack([least(_layer_costs(search, setting, s)) for s in stages])
     return np.broadcast_to(found, (setting.candidate.pp, *found.shape[1:]))
+
+
+def _layer_costs(search: Search, setting: Setting, stage: int) -> LayerCosts:
+    c = setting.candidate
+    flying = in_flight(c.schedule, stage, c.pp, c.accumulate_steps)
+    return LayerCosts(search.bounds, setting.options, stage, c.accumulate_steps, flying)
 
 
 def best_cut(search: Search, setting: Setting, below: float = np.inf) -> Cut | None:
     """The best cut and strategies of a setting, or None where nothing fits or nothing takes less than ``below`` seconds."""
     c, layers = setting.candidate, search.analysis.layers.count
-    costs = _over_stages(search, setting, StageRuns.least_seconds)
+    costs = _over_stages(search, setting, LayerCosts.least_seconds)
     # Whatever the cut, the longest stage takes at least the mean of all weighted by their speeds. So a run that exceeds its
     # fastest strategies by e makes the sum of stages longer by e, the longest by its stage's share of the speed times e.
     speeds = 1.0 / costs.sum(1)
@@ -163,21 +170,19 @@ def best_cut(search: Search, setting: Setting, below: float = np.inf) -> Cut | N
     slacks = (below - least) / (1 + more)
     stages = [_stage_runs(search, setting, s, slack) for s, slack in enumerate(slacks)]
     most = [min(layers, stage.most_layers()) for stage in stages]
-    for stage in stages:
-        stage.least_layers = max(1, layers - sum(most) + most[stage.stage])
-        if stage.least_layers > most[stage.stage]:
+    for stage, fitting in zip(stages, most, strict=True):
+        stage.least_layers = max(1, layers - sum(most) + fitting)
+        if stage.least_layers > fitting:
             return None
     return cut(stages, layers, c.accumulate_steps, below)
 
 
 def _stage_runs(search: Search, setting: Setting, stage: int, slack: float = np.inf) -> StageRuns:
-    c, constants = setting.candidate, search.shared.constants
     completion = setting.options[0].strategy.completion
     device, _ = search.shared.machine(completion.mesh, stage * completion.mesh.size)
     reduces = search.training.mode == "train" and any(o.dp > 1 for o in setting.options)
-    limit = device.memory * (1.0 - search.memory_reserve) - (constants.bucket_bytes if reduces else 0.0)
-    flying = in_flight(c.schedule, stage, c.pp, c.accumulate_steps)
-    return StageRuns(search.bounds, setting.options, stage, c.accumulate_steps, flying, limit, slack)
+    bucket = search.shared.constants.bucket_bytes if reduces else 0.0
+    return StageRuns(_layer_costs(search, setting, stage), device.memory * (1.0 - search.memory_reserve) - bucket, slack)
 
 
 @dataclass(frozen=True)
@@ -230,15 +235,15 @@ def _tidy(stages: Sequence[StageRuns], best: _Partial) -> tuple[int, ...]:
     tidy: list[int] = []
     for stage, count in zip(stages, best.stage_layers, strict=True):
         start = len(tidy)
-        run = range(start, start + count)
-        for _, alike in groupby(run, key=lambda i: (stage.kinds[i], stage.options[best.options[i]].dp)):
+        run, costs = range(start, start + count), stage.costs
+        for _, alike in groupby(run, key=lambda i: (costs.kinds[i], costs.options[best.options[i]].dp)):
             tidy += sorted(best.options[i] for i in alike)
     return tuple(tidy)
 
 
 def _rest(stages: Sequence[StageRuns]) -> np.ndarray:
     """From each layer on, the least time that the layers take that follow."""
-    least = np.minimum.reduce([stage.least_seconds() for stage in stages])
+    least = np.minimum.reduce([stage.costs.least_seconds() for stage in stages])
     return np.concatenate((np.cumsum(least[::-1])[::-1], [0.0]))
 
 
