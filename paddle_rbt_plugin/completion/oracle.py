@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import UnsupportedProgram
-from paddle_rbt_plugin.graph.api import signature
+from paddle_rbt_plugin.graph.api import Argument, signature
 from paddle_rbt_plugin.graph.pir import CONSTANT_OPS, CONTAINER_OPS, dtype_name, plain_attrs
 
 _NOT_COMPUTING = (*CONTAINER_OPS, *CONSTANT_OPS, "pd_op.data")
@@ -356,14 +356,9 @@ def call_op(name: str, attrs: Iterable[tuple[str, Any]], inputs: Mapping[str, Se
     """Builds an op in the current program from its inputs by slot and its plain attributes; returns all of its results.
 
     Raises UnsupportedProgram for an op that the installed Paddle does not list."""
-    import paddle
     from paddle.base import core
 
-    spelling = name if signature(name) is not None else f"{name}_"
-    arguments = signature(spelling)
-    function = getattr(paddle._C_ops, spelling, None)
-    if arguments is None or function is None:
-        raise UnsupportedProgram(f"the installed Paddle {paddle.__version__} has no op {name!r}")
+    function, arguments = _function(name)
     values = dict(attrs)
     args: list[Any] = []
     for argument in arguments:
@@ -382,6 +377,18 @@ def call_op(name: str, attrs: Iterable[tuple[str, Any]], inputs: Mapping[str, Se
     built = function(*args)
     first = next(v for v in (built if isinstance(built, (list, tuple)) else [built]) if v is not None)
     return [v for r in producer_of(first).results() for v in _results(r)]
+
+
+def _function(name: str) -> tuple[Any, tuple[Argument, ...]]:
+    """The function that builds an op, and its arguments; an op that works in place may be listed under its plain name."""
+    import paddle
+
+    for spelling in (name, f"{name}_"):
+        function = getattr(paddle._C_ops, spelling, None)
+        arguments = signature(spelling) or signature(spelling.removesuffix("_"))
+        if function is not None and arguments is not None:
+            return function, arguments
+    raise UnsupportedProgram(f"the op {name!r} cannot be built again: Paddle {paddle.__version__} does not list its arguments")
 
 
 def producer_of(value: Any) -> Any:

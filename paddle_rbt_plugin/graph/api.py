@@ -1,7 +1,8 @@
-"""Argument lists of Paddle's C++ API, read from the header that every wheel ships.
+"""Argument lists of Paddle's C++ API, read from the headers that every wheel ships.
 
-``paddle._C_ops`` takes its arguments in the order of ``paddle/phi/api/include/api.h``. The header also says which operands
-of an op are really attributes that may be given as tensors (``IntArray``, ``Scalar``): these are what the readers fold.
+``paddle._C_ops`` takes its arguments in the order of ``paddle/phi/api/include/api.h`` and ``fused_api.h``. The headers also
+say which operands of an op are really attributes that may be given as tensors (``IntArray``, ``Scalar``): these are what the
+readers fold.
 """
 
 from __future__ import annotations
@@ -66,10 +67,11 @@ def _declarations() -> dict[str, str]:
     spec = importlib.util.find_spec("paddle")
     if spec is None or spec.origin is None:
         raise UnsupportedProgram("PaddlePaddle is not installed: pip install 'paddle-rbt-plugin[cpu]' or '[gpu]'")
-    header = Path(spec.origin).parent / "include/paddle/phi/api/include/api.h"
+    headers = Path(spec.origin).parent / "include/paddle/phi/api/include"
     declarations: dict[str, str] = {}
-    for match in _FUNCTION.finditer(header.read_text(encoding="utf-8")):
-        declarations.setdefault(match.group(1), match.group(2))
+    for header in ("api.h", "fused_api.h"):
+        for match in _FUNCTION.finditer((headers / header).read_text(encoding="utf-8")):
+            declarations.setdefault(match.group(1), match.group(2))
     return declarations
 
 

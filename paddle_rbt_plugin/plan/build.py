@@ -203,10 +203,18 @@ def _rewrites(analysis: Analysis, result: SearchResult) -> tuple[str, ...]:
     return (*analysis.rewritten, *notes)
 
 
+_INSTEAD = {
+    "batch_norm": ". Its statistics are those of the whole batch, as in serial training, and what follows is computed whole "
+    "until something divides it again; nn.GroupNorm and nn.LayerNorm leave the batch divided"
+}
+"""What to know of an op that Paddle knows no sharding of."""
+
+
 def _without_rule(analysis: Analysis) -> tuple[str, ...]:
     """Ops that run on whole tensors on every rank, whatever the plan."""
     return tuple(
         f"Paddle knows no sharding of {n} {type_}: what it reads is gathered, and it is costed as the bytes that it moves"
+        + _INSTEAD.get(type_, "")
         for type_, n in sorted(analysis.without_rule.items())
     )
 

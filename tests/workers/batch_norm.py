@@ -1,0 +1,117 @@
+"""Trains a residual convolutional network with batch norms on two replicas, and writes losses and running statistics.
+
+    python -m paddle.distributed.launch --nproc_per_node 2 --backend gloo batch_norm.py ENTRY OUT
+
+``ENTRY`` is serial, to_static or dygraph.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+from paddle import nn
+from paddle.static import InputSpec
+
+import paddle_rbt_plugin as rbt
+
+BATCH, CHANNELS, STEPS = 8, 4, 3
+SPACE = {"dp": 2, "mp": 1}
+
+
+def conv() -> nn.Layer:
+    """Without a bias, whose gradient would be rounding errors alone, since a batch norm follows."""
+    return nn.Conv2D(CHANNELS, CHANNELS, 3, padding=1, bias_attr=False)
+
+
+class Block(nn.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = conv(), nn.BatchNorm2D(CHANNELS)
+        self.conv2, self.norm2 = conv(), nn.BatchNorm2D(CHANNELS)
+
+    def forward(self, x: Any) -> Any:
+        hidden = nn.functional.relu(self.norm1(self.conv1(x)))
+        return nn.functional.relu(x + self.norm2(self.conv2(hidden)))
+
+
+class Network(nn.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.blocks = nn.Conv2D(3, CHANNELS, 3), nn.Sequential(Block(), Block())
+        self.head = nn.Linear(CHANNELS, 10)
+
+    def forward(self, images: Any) -> Any:
+        return self.head(paddle.mean(self.blocks(self.stem(images)), [2, 3]))
+
+
+class WithLoss(nn.Layer):
+    def __init__(self, network: nn.Layer):
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Any, labels: Any) -> Any:
+        return nn.functional.cross_entropy(self.network(images), labels)
+
+
+def batch(step: int) -> list[np.ndarray]:
+    random = np.random.default_rng(step)
+    return [random.standard_normal([BATCH, 3, 8, 8]).astype("float32"), random.integers(0, 10, [BATCH, 1])]
+
+
+def over_ranks(loss: Any) -> float:
+    """The mean over the samples of all ranks, each of which holds that over its own."""
+    value = loss._local_value() if isinstance(loss, paddle.Tensor) and loss.is_dist() else paddle.to_tensor(loss)
+    values: list[Any] = []
+    dist.all_gather(values, value.reshape([1]))
+    return float(np.mean([v.numpy() for v in values]))
+
+
+def statistics(network: nn.Layer) -> dict[str, list[float]]:
+    states = {name.removeprefix("network."): v for name, v in network.state_dict().items() if "._" in name}
+    return {name: (dist.unshard_dtensor(v) if v.is_dist() else v).numpy().tolist() for name, v in sorted(states.items())}
+
+
+def main(entry: str, out: str) -> None:
+    paddle.set_device("cpu")
+    if "PADDLE_TRAINER_ID" in os.environ:
+        dist.init_parallel_env()
+    paddle.seed(2024)
+    network = Network()
+    optimizer = paddle.optimizer.AdamW(1e-2, parameters=network.parameters())
+    batches: Any = [batch(step) for step in range(STEPS)]
+    spec = [InputSpec([BATCH, 3, 8, 8], "float32", "images"), InputSpec([BATCH, 1], "int64", "labels")]
+    if entry == "to_static":
+        strategy = dist.Strategy({"tuning": {"enable": True, "pass_name": "rule_based_tuner", "search_space": SPACE}})
+        loss = nn.CrossEntropyLoss()
+        model = dist.to_static(network, None, loss, optimizer, strategy, input_spec=[spec[:1], spec[1:]])
+        model.train()
+        losses = [over_ranks(model(*b)) for b in rbt.engine_plan(model).shard_dataloader(batches)]
+    else:
+        model = WithLoss(network)
+        batches = [[paddle.to_tensor(v) for v in b] for b in batches]
+        if entry == "dygraph":
+            plan = rbt.tune(model, input_spec=spec, search_space=SPACE)
+            plan.shard_layer(model)
+            batches = plan.shard_dataloader(batches)
+            optimizer = paddle.optimizer.AdamW(1e-2, parameters=network.parameters())
+        losses = []
+        for b in batches:
+            loss = model(*b)
+            loss.backward()
+            optimizer.step()
+            optimizer.clear_grad()
+            losses.append(float(loss) if entry == "serial" else over_ranks(loss))
+    found = {"losses": losses, "statistics": statistics(model if entry == "to_static" else network)}
+    if dist.get_rank() == 0:
+        Path(out).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
