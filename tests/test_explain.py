@@ -10,7 +10,7 @@ from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import PlanError
 from paddle_rbt_plugin.handover.configs import config_graph
 from paddle_rbt_plugin.models import GPTConfig
-from paddle_rbt_plugin.plan.explain import WIDTH, group_rejected, reasons
+from paddle_rbt_plugin.plan.explain import WIDTH, group_rejected, group_unmatched, reasons
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.spelling import spell_bytes, spell_candidate, spell_seconds
 from paddle_rbt_plugin.tuner import tune_graph
@@ -59,6 +59,70 @@ def test_every_axis_says_where_it_communicates():
     where = [row["where"] for row in reasons(plan(mp=4, dp=2, pp=1))["communication"]]
     assert where == ["dp 2 crosses machines of 4", "mp 4 stays inside machines of 4"]
     assert "pp 4 crosses machines at 1 of its 3 cuts" in plan(pp=4).explain()
+
+
+def test_every_stage_says_which_layers_it_holds_on_which_devices():
+    text = " ".join(plan(pp=2, schedule="1F1B").explain().split())
+    assert "stages 0 to 1 2 layers each, in stage 0 layers 0 to 1; 4 devices each of 0 to 7, A100-80G" in text
+    interleaved = plan(pp=2, schedule="VPP", vpp=2)
+    assert "in stage 0 layers 0, 2; 4 devices each" in " ".join(interleaved.explain().split())
+    stages = reasons(interleaved)["stages"]
+    assert [[run["layers"] for run in stage["runs"]] for stage in stages] == [[[0, 0], [2, 2]], [[1, 1], [3, 3]]]
+    assert [stage["devices"] for stage in stages] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert "pp 2 crosses machines at 3 of its 3 cuts" in interleaved.explain()
+    assert "Stages" not in plan(pp=1).explain()
+
+
+def test_uneven_stages_and_layers_that_differ_are_told_apart():
+    made = plan(pp=2, dp=2, mp=2, schedule="1F1B")
+    first, second = made.stages
+    whole = dataclasses.replace(first, layers=(0, 0), mesh=(4,), axes=("dp",), recompute="full")
+    stages = (whole, dataclasses.replace(first, layers=(1, 2), recompute="none"), dataclasses.replace(second, layers=(3, 3)))
+    text = " ".join(dataclasses.replace(made, stages=stages, level="o2").explain().split())
+    assert "stage 0 layers 0 (dp 4, full recomputation), 1 to 2 (dp 2 x mp 2, no recomputation); devices 0 to 3" in text
+    assert "stage 1 layers 3 (dp 2 x mp 2); devices 4 to 7" in text
+    assert "dp 4 stays inside machines of 4 (layer 0)" in text and "mp 2 stays inside machines of 4 (layers 1 to 3)" in text
+    assert "pp 2 crosses machines at 1 of its 1 cut" in text
+
+
+def test_the_level_is_told_and_what_a_higher_one_would_do_for_several_kinds_of_machines():
+    assert "level o1: one strategy for all layers" in " ".join(plan().explain().split())
+    assert reasons(plan(mp=2, pp=1))["remarks"] == []
+    mixed = Settings(cluster="1x4:A100-80G+1x4:V100-32G", search_space={"pp": 2, "recompute": "none", "schedule": "1F1B"})
+    for level, hint in (("o1", "level o3 gives each kind as many layers"), ("o2", "level o3 also tries"), ("o3", "level")):
+        settings = dataclasses.replace(mixed, level=level)
+        made = tune_graph(config_graph(GPT, 16), settings, precision="fp16", global_batch=16)
+        assert any(hint in line for line in reasons(made)["remarks"]) == (level != "o3")
+
+
+def test_a_plan_that_is_simpler_than_faster_ones_says_so():
+    made = plan(mp=2, pp=1)
+    faster = {**made.candidates[0], "step_time_s": made.estimate.step_time_s * 0.997}
+    found = reasons(dataclasses.replace(made, candidates=(*made.candidates, faster)))["remarks"]
+    assert found == [
+        "simpler than 1 candidate predicted to be faster by up to 0.30%, which the estimate cannot tell from nothing"
+    ]
+
+
+def test_nothing_takes_time_that_takes_none():
+    made = plan(mp=1, pp=1)
+    assert "mp communication" not in made.explain() and "batch communication" in made.explain()
+    residue = dataclasses.replace(made.estimate, time={**made.estimate.time, "residue": 1e-19})
+    assert "residue" not in dataclasses.replace(made, estimate=residue).explain()
+
+
+def test_weights_of_repeated_layers_that_nothing_matches_are_one_line():
+    unmatched = [
+        f"layers.{i}.{name}.weight [64, 128], read by matmul_{9 * i + j}" for i in range(3) for j, name in enumerate("ab")
+    ]
+    lines = group_unmatched([*unmatched, "head.weight [64, 512], read by matmul_30, transpose_2"])
+    assert lines == [
+        "3 x layers.0.a.weight to layers.2.a.weight [64, 128], read by matmul",
+        "3 x layers.0.b.weight to layers.2.b.weight [64, 128], read by matmul",
+        "head.weight [64, 512], read by matmul_30, transpose_2",
+    ]
+    made = dataclasses.replace(plan(mp=2, pp=1), unmatched=tuple(unmatched))
+    assert "3 x layers.0.a.weight to layers.2.a.weight" in made.explain()
 
 
 def test_rejected_candidates_are_grouped_by_reason_and_counted():

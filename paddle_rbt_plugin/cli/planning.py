@@ -20,10 +20,13 @@ from paddle_rbt_plugin.plan.explain import (
     explain_plan,
     explain_tensor,
     group_rejected,
+    group_unmatched,
     reasons,
+    remarks,
     tensor_reasons,
 )
 from paddle_rbt_plugin.plan.files import check_writable
+from paddle_rbt_plugin.plan.layout import LEVELS, spell_stages
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import parse_cluster
 from paddle_rbt_plugin.search import Progress
@@ -123,8 +126,8 @@ def _tables(model: str, plan: Plan, top: int) -> Iterator[RenderableType]:
     if plan.rejected:
         yield _rejected(plan)
     yield _patterns(plan)
-    yield from (_wrapped(f"matched by no pattern: {line}") for line in plan.unmatched)
-    yield from (_wrapped(f"note: {line}") for line in plan.notes)
+    yield from (_wrapped(f"matched by no pattern: {line}") for line in group_unmatched(plan.unmatched))
+    yield from (_wrapped(f"note: {line}") for line in (*remarks(plan), *plan.notes))
 
 
 def _wrapped(text: str) -> RenderableType:
@@ -139,6 +142,8 @@ def _winner(model: str, plan: Plan) -> RenderableType:
         "step time": spell_seconds(plan.estimate.step_time_s),
         "throughput": f"{plan.estimate.tflops_per_gpu:.3g} TFLOP/s per device",
         "memory": f"{spell_bytes(plan.estimate.peak_memory_bytes)} on the fullest device",
+        "level": f"{plan.level}: {LEVELS[plan.level]}",
+        **spell_stages(plan),
     }
     if plan.cost_model["name"] != Settings.cost_model:
         rows["predicted by"] = "{name} of {distribution} {version}".format(**plan.cost_model)

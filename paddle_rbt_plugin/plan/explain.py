@@ -6,16 +6,23 @@ Everything is read from the plan, so a plan that was loaded from a file explains
 from __future__ import annotations
 
 import difflib
-import itertools
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paddle_rbt_plugin.cluster import Cluster, describe_axis
+from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import PlanError
+from paddle_rbt_plugin.plan.layout import (
+    LEVELS,
+    communication,
+    level_hint,
+    pipeline_stages,
+    span,
+    spell_stages,
+)
 from paddle_rbt_plugin.plan.plan import Plan, TensorPlacement
 from paddle_rbt_plugin.spelling import counted, spell_bytes, spell_candidate, spell_seconds
 
@@ -24,6 +31,8 @@ WIDTH = 80
 REJECTED = "Rejected: ways to use the devices (pp x dp x mp), or candidates of them"
 """What is counted under this title."""
 _RUNNER_UPS = 5
+_ROUNDING = 1e-9
+"""Relative to a step: what sums of floats leave over of nothing."""
 _KINDS = {"param": "parameter", "data": "input", "var": "intermediate tensor"}
 
 
@@ -57,13 +66,42 @@ def reasons(plan: Plan) -> dict[str, Any]:
         "level": plan.level,
         "cost_model": dict(plan.cost_model),
         "estimate": asdict(plan.estimate),
+        "stages": [stage.to_dict() for stage in pipeline_stages(plan)],
         "communication": communication(plan),
         "runner_ups": runner_ups(plan),
         "rejected": [asdict(group) | {"how_many": group.how_many} for group in group_rejected(plan.rejected)],
         "patterns": dict(plan.patterns),
         "unmatched": list(plan.unmatched),
+        "remarks": remarks(plan),
         "notes": list(plan.notes),
     }
+
+
+def remarks(plan: Plan) -> list[str]:
+    """What a reader may wonder about: why no faster candidate was chosen, and what a higher level would try."""
+    step, lines = plan.estimate.step_time_s, []
+    faster = [c["step_time_s"] for c in plan.candidates if c["step_time_s"] < step]
+    if faster:
+        by = f"by up to {1 - min(faster) / step:.2%}, which the estimate cannot tell from nothing"
+        lines.append(f"simpler than {counted(len(faster), 'candidate')} predicted to be faster {by}")
+    if hint := level_hint(plan):
+        lines.append(hint)
+    return lines
+
+
+def group_unmatched(unmatched: Iterable[str]) -> list[str]:
+    """What ``plan.unmatched`` says, weights of one shape whose names differ in numbers together:
+    ``24 x layers.0.up.weight to layers.23.up.weight [64, 256], read by matmul``."""
+    groups: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
+    for line in unmatched:
+        name, _, rest = line.partition(" [")
+        shape, _, readers = rest.partition("]")
+        kind = re.sub(r"\d+", "#", name), shape, re.sub(r"_\d+\b", "", readers)
+        groups.setdefault(kind, []).append((name, line))
+    return [
+        found[0][1] if len(found) == 1 else f"{len(found)} x {found[0][0]} to {found[-1][0]} [{shape}]{readers}"
+        for (_, shape, readers), found in groups.items()
+    ]
 
 
 def tensor_reasons(plan: Plan, name: str) -> dict[str, Any]:
@@ -79,6 +117,7 @@ def tensor_reasons(plan: Plan, name: str) -> dict[str, Any]:
         "structured_name": tensor.structured_name,
         "kind": tensor.kind,
         "stage": tensor.stage,
+        "pipeline_stage": next(s.number for s in pipeline_stages(plan) if stage.devices[0] in s.devices),
         "layers": list(stage.layers),
         "devices": list(stage.devices),
         "mesh": dict(zip(stage.axes, stage.mesh, strict=True)),
@@ -93,7 +132,7 @@ def tensor_reasons(plan: Plan, name: str) -> dict[str, Any]:
 
 def explain_plan(plan: Plan) -> str:
     """The decision and why, in lines of at most 80 columns where names allow it."""
-    return "\n\n".join(_sections(reasons(plan))) + "\n"
+    return "\n\n".join(_sections(plan, reasons(plan))) + "\n"
 
 
 def explain_tensor(plan: Plan, name: str) -> str:
@@ -107,8 +146,8 @@ def explain_tensor(plan: Plan, name: str) -> str:
         "kind": _KINDS[t["kind"]],
         "placement": ", ".join(split) or "whole on every device of its stage",
         "dims mapping": str(t["dims_mapping"]),
-        "mesh": f"{mesh}, {_span('device', t['devices'][0], t['devices'][-1])}",
-        "stage": f"{t['stage']}, {_span('layer', first, last)}",
+        "mesh": f"{mesh}, {span('device', t['devices'][0], t['devices'][-1])}",
+        "stage": f"{t['pipeline_stage']}, {span('layer', first, last)}",
         "decided by": f"pattern {t['pattern']} of {_source(t)}" if t["pattern"] else "no pattern",
         "which means": t["why"],
     }
@@ -130,27 +169,6 @@ def decision(plan: Plan) -> dict[str, Any]:
         "ep": plan.ep,
         "axes": list(plan.stages[0].axes),
     }
-
-
-def communication(plan: Plan) -> list[dict[str, Any]]:
-    """Where each axis of more than one device communicates."""
-    cluster = Cluster.from_dict(plan.cluster)
-    mesh = plan.stages[0].process_mesh
-    rows = [
-        {"axis": axis, "degree": mesh.degree(axis), "where": describe_axis(mesh, axis, cluster)}
-        for axis in mesh.axes
-        if mesh.degree(axis) > 1
-    ]
-    if plan.ep > 1:
-        where = f"ep {plan.ep}: the ranks of dp hold different experts, and exchange the tokens that these are to see"
-        rows.append({"axis": "ep", "degree": plan.ep, "where": where})
-    firsts = [stage.devices[0] for stage in plan.stages]
-    cuts = list(itertools.pairwise(firsts))
-    crossing = sum(cluster.machine_of(a) != cluster.machine_of(b) for a, b in cuts)
-    if cuts:
-        where = f"pp {plan.degrees['pp']} crosses machines at {crossing} of its {counted(len(cuts), 'cut')}"
-        rows.append({"axis": "pp", "degree": plan.degrees["pp"], "where": where})
-    return rows
 
 
 def runner_ups(plan: Plan, count: int = _RUNNER_UPS) -> list[dict[str, Any]]:
@@ -218,16 +236,20 @@ def _source(row: Mapping[str, Any]) -> str:
     return f"{row['distribution']} {row['version'] or ''}".rstrip()
 
 
-def _sections(data: Mapping[str, Any]) -> Iterator[str]:
+def _sections(plan: Plan, data: Mapping[str, Any]) -> Iterator[str]:
     candidate, estimate = data["candidate"], data["estimate"]
-    step, peak = estimate["step_time_s"], estimate["peak_memory_bytes"]
+    step, peak, time = estimate["step_time_s"], estimate["peak_memory_bytes"], estimate["time"]
     yield _wrap(
         f"{spell_candidate(candidate)}, {counted(candidate['accumulate_steps'], 'accumulation step')}; global batch "
-        f"{data['global_batch']} in {data['precision']} on {data['cluster']}" + _predicted_by(data["cost_model"])
+        f"{data['global_batch']} in {data['precision']} on {data['cluster']}"
+        + _predicted_by(data["cost_model"])
+        + f"; level {data['level']}: {LEVELS.get(data['level'], 'unknown')}"
     )
+    if stages := spell_stages(plan):
+        yield _section("Stages", _rows(stages))
     yield _section(
         f"A step takes {spell_seconds(step)}, {estimate['tflops_per_gpu']:.3g} TFLOP/s per device",
-        _rows({_words(k): f"{spell_seconds(v):>9}{v / step:8.1%}" for k, v in estimate["time"].items() if v}),
+        _rows({_words(k): f"{spell_seconds(v):>9}{v / step:8.1%}" for k, v in time.items() if v > _ROUNDING * step}),
     )
     yield _section(
         f"The fullest device needs {spell_bytes(peak)}",
@@ -243,9 +265,9 @@ def _sections(data: Mapping[str, Any]) -> Iterator[str]:
     }
     yield _section("Patterns", _rows(matched) or ["  none matched"])
     everything = ["  nothing: a pattern claims every weight"]
-    yield _section("Matched by no pattern", [_wrap(line, "  ") for line in data["unmatched"]] or everything)
-    if data["notes"]:
-        yield _section("Notes", [_wrap(note, "  ") for note in data["notes"]])
+    yield _section("Matched by no pattern", [_wrap(line, "  ") for line in group_unmatched(data["unmatched"])] or everything)
+    if data["remarks"] or data["notes"]:
+        yield _section("Notes", [_wrap(note, "  ") for note in (*data["remarks"], *data["notes"])])
 
 
 def _predicted_by(cost_model: Mapping[str, str]) -> str:
@@ -282,7 +304,3 @@ def _wrap(text: str, first: str = "") -> str:
 
 def _words(key: str) -> str:
     return key.replace("_", " ")
-
-
-def _span(word: str, first: int, last: int) -> str:
-    return f"{word} {first}" if first == last else f"{word}s {first} to {last}"
