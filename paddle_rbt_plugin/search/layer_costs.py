@@ -5,8 +5,8 @@ A strategy arranges the devices of the stage (dp x mp) and says what is recomput
     f + b + (gradient synchronisation + update) / m
 
 seconds per micro batch, where its part of the synchronisation is its part of the gradients, and passes that wait for the host
-are counted layer by layer (``estimate`` counts them stage by stage, so it is never slower). Neighbours on meshes of other shapes
-reshard hidden states, and the last layer of a stage sends what it would if all stages had as many layers.
+are counted layer by layer (``estimate`` counts them stage by stage, so it is never slower). Neighbours on meshes of other
+shapes reshard hidden states, and the last layer of a stage sends what it would if all stages had as many layers.
 """
 
 from __future__ import annotations

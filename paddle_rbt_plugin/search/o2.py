@@ -167,6 +167,8 @@ def best_cut(search: Search, setting: Setting, below: float = np.inf) -> Cut | N
     speeds = 1.0 / costs.sum(1)
     more = (c.accumulate_steps - 1) * speeds / speeds.sum()
     least = costs.min(0).sum() + (more[:, None] * costs).min(0).sum()
+    if least >= below:
+        return None
     slacks = (below - least) / (1 + more)
     stages = [_stage_runs(search, setting, s, slack) for s, slack in enumerate(slacks)]
     most = [min(layers, stage.most_layers()) for stage in stages]
