@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import inspect
+import json
+import os
+import re
+import subprocess
+import sys
 
 import paddle
 import paddle.distributed as dist
 import pytest
+from launching import WORKERS
 from paddle import nn
 from paddle.distributed.auto_parallel import api
-from paddle.distributed.auto_parallel.static import process_group
+from paddle.distributed.auto_parallel.static import engine, process_group
 from paddle.distributed.auto_parallel.static.engine import Engine
+from paddle.distributed.auto_parallel.static.mix_to_dist_pass import apply_mix2dist_pass
+from paddle.distributed.auto_parallel.strategy import PipelineConfig
+from paddle.distributed.passes.pipeline_scheduler_pass.pipeline_1f1b import Pipeline1F1BPass
 from paddle.jit import dy2static
 from paddle.static import InputSpec
 
+from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.handover import patches
+from paddle_rbt_plugin.handover.pipeline import annotate_stages
+from paddle_rbt_plugin.handover.structure import as_rank
+from paddle_rbt_plugin.handover.trace import trace_layer
+from paddle_rbt_plugin.models import GPTConfig, build, input_spec
+from paddle_rbt_plugin.tuner import tune_graph
 
 
 def test_without_native_tracing_every_function_is_transcribed() -> None:
@@ -54,6 +69,57 @@ def test_a_single_process_is_left_alone() -> None:
     before = process_group.ProcessGroup.instantiate
     patches.enable_static_training_on_cpu([dist.ProcessMesh([[0, 1], [2, 3]], dim_names=["dp", "mp"])])
     assert process_group.ProcessGroup.instantiate is before
+
+
+def test_the_engine_gives_chunks_to_layers_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
+    config = GPTConfig(layers=4, hidden=64, ffn=256, heads=8, vocab=128, seq=16)
+    with paddle.LazyGuard():
+        layer = build(config)
+    trace = trace_layer(layer, input_spec(config, 8))
+    space = {"pp": 2, "vpp": 2}
+    plan = tune_graph(trace.graph, Settings(cluster="1x2:A100-80G", search_space=space), global_batch=32)
+    settings = {"enable": True, "schedule_mode": "VPP", "pp_degree": 2, "vpp_degree": 2}
+    for layers in ("", "GPTBlock"):  # of the embedding, the head and the loss there is no second
+        program = trace.program.clone()
+        annotate_stages(program, trace.graph, plan, {name: t.placement for name, t in plan.leaves(trace.graph).items()})
+        apply_mix2dist_pass(program)
+        with as_rank(0), pytest.raises((ValueError, IndexError)):
+            engine.complete_chunk_id(program, paddle.static.Program(), PipelineConfig(settings | {"vpp_seg_method": layers}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("part", "pp"), [("exchange", 2), ("communicators", 4)])
+def test_messages_of_interleaved_chunks_take_each_others_place_without_the_patch(part: str, pp: int) -> None:
+    space = json.dumps({"pp": pp, "dp": 1, "mp": 1, "vpp": 2, "accumulate_steps": 2 * pp})
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", str(WORKERS / "pipeline_rank.py"), "gpt", space, str(pp), part],
+        capture_output=True, text=True, env={**os.environ, "PADDLE_TRAINERS_NUM": str(pp)},
+    )  # fmt: skip
+    assert run.returncode == 1
+    assert re.search(r"AssertionError: \w+ gets .* for ", run.stderr)
+
+
+def events_awaited_by_a_sum() -> list[str]:
+    """What the sum of two received values waits for."""
+    paddle.enable_static()
+    try:
+        program = paddle.static.Program()
+        with paddle.static.program_guard(program):
+            received = {"first": paddle.full([1], 1.0), "second": paddle.full([1], 2.0)}
+            waiter = paddle.add_n(list(received.values())).get_defining_op()
+        for name, value in reversed(received.items()):
+            Pipeline1F1BPass()._add_dependency(value.get_defining_op(), waiter, name)
+        return list(waiter.attrs()["events_to_wait"])
+    finally:
+        paddle.disable_static()
+
+
+def test_an_op_waits_for_one_received_value_only_and_for_all_of_them_with_the_patch() -> None:
+    assert events_awaited_by_a_sum() == ["first"]
+    with patches.receives_awaited():
+        assert events_awaited_by_a_sum() == ["second", "first"]
+    assert events_awaited_by_a_sum() == ["first"]
 
 
 def test_the_distributed_strategy_of_paddle_has_no_tuning_of_its_own() -> None:

@@ -29,4 +29,4 @@ def test_a_step_under_a_pipeline_is_the_serial_step(model, pp, vpp, schedule) ->
     found = json.loads(next(line for line in run.stdout.splitlines() if line.startswith("REPORT")).removeprefix("REPORT"))
     assert found["losses"] == pytest.approx(found["serial_losses"], rel=1e-6)
     for name, moved in found["moved"].items():
-        assert found["differ"][name] <= 1e-5 * moved, name
+        assert found["differ"][name] <= 1e-5 * moved + 1e-9, name

@@ -19,7 +19,7 @@ import paddle
 from paddle.distributed.auto_parallel.static import process_group
 from paddle.distributed.fleet.meta_optimizers.common import OpRole
 
-_BACKWARD = int(OpRole.Backward)
+_BACKWARD, _OPTIMIZE = int(OpRole.Backward), int(OpRole.Optimize)
 
 
 def can_be_scheduled() -> bool:
@@ -66,7 +66,7 @@ def complete(program: Any) -> None:
     nothing in the first chunk that reads it, and what only the optimizer reads in chunk 0."""
     for op in program.global_block().ops:
         role = int(op.op_role)
-        if role == int(OpRole.Optimize) or chunk_of(op) is not None:
+        if role == _OPTIMIZE or chunk_of(op) is not None:
             continue
         first, last = _order(role)
         producers = [v.get_defining_op() for v in op.operands_source() if v.initialized()]
@@ -86,8 +86,9 @@ def exchange(_: Any, source: Any, target: Any, value: Any, target_type: Any) -> 
     backward = role == _BACKWARD
     pairs = list(zip(source.process_mesh.process_ids, target.process_mesh.process_ids, strict=True))
     groups = {pair: _communicator(pair, backward) for pair in pairs}
-    # A gradient that only the optimizer reads is received in the chunk that runs last.
-    received = _order(role)[0](_readers(reshard.result(0), role), default=0)
+    # What no chunk reads is for the optimizer: a gradient, received in the chunk that runs last, or a norm, which is in none.
+    readers = _readers(reshard.result(0), role) if role != _OPTIMIZE else []
+    received = _order(role)[0](readers, default=0)
     upwards = pairs[0][0] < pairs[0][1]
     sent = received + upwards if backward else received - (not upwards)
     rank = paddle.distributed.get_rank()
@@ -127,11 +128,9 @@ def _readers(value: Any, role: int) -> list[int]:
     """The chunks of the ops of a phase that read a value, through lists and reshards, which have no chunk yet."""
     chunks: list[int] = []
     for op in value.all_used_ops():
-        chunk = chunk_of(op)
-        if chunk is None:
-            chunks += [c for result in op.results() for c in _readers(result, role)]
-        elif int(op.op_role) == role:
-            chunks.append(chunk)
+        if int(op.op_role) == role:
+            chunk = chunk_of(op)
+            chunks += [chunk] if chunk is not None else [c for result in op.results() for c in _readers(result, role)]
     return chunks
 
 

@@ -147,6 +147,28 @@ def chunks_as_marked() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def receives_awaited() -> Iterator[None]:
+    """Lets an op of a pipeline's jobs wait for every received value that it is the first to read.
+
+    Reason: Paddle keeps one event per op, that of the value received first, so such an op may read another one, which a cut
+    between a sum and its operands sends as well, before it has come. Versions: 3.0 to 3.3.
+    """
+    from paddle.distributed.passes.pipeline_scheduler_pass import pipeline_1f1b
+
+    classes = (*pipeline_1f1b.Pipeline1F1BPass.__mro__, getattr(pipeline_1f1b, "ProgramSplitter", object))  # the last in 3.0
+    owner = next(cls for cls in classes if "_add_dependency" in vars(cls))
+    original = owner._add_dependency
+
+    def add(self: Any, recorder: Any, waiter: Any, event: str) -> None:
+        awaited = waiter.attrs()["events_to_wait"] if waiter.has_attr("events_to_wait") else []
+        original(self, recorder, waiter, event)
+        waiter.set_str_array_attr("events_to_wait", [*awaited, event])
+
+    with _replaced(owner, "_add_dependency", add):
+        yield
+
+
+@contextlib.contextmanager
 def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
     original = vars(owner)[name]
     setattr(owner, name, replacement)

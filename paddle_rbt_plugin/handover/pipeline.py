@@ -12,8 +12,8 @@ Where a plan interleaves several chunks per stage, every op is marked with its c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from itertools import groupby
 from typing import Any
 
@@ -27,7 +27,7 @@ from paddle_rbt_plugin.graph import Graph
 from paddle_rbt_plugin.graph.pir import CONTAINER_OPS, SINK_OPS
 from paddle_rbt_plugin.handover.chunks import can_be_scheduled, mark
 from paddle_rbt_plugin.handover.dygraph import paddle_placements
-from paddle_rbt_plugin.handover.patches import chunks_as_marked
+from paddle_rbt_plugin.handover.patches import chunks_as_marked, receives_awaited
 from paddle_rbt_plugin.handover.replay import LEAVES, paddle_mesh, rebuild
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.plan.plan import Plan
@@ -46,9 +46,11 @@ def annotate_stages(
     _Annotation(program, graph, plan, placements, forms).run()
 
 
-def schedulable(plan: Plan) -> AbstractContextManager[None]:
+@contextmanager
+def schedulable(plan: Plan) -> Iterator[None]:
     """The context in which Paddle makes the program of a rank, and its jobs, of one that is annotated as ``plan`` says."""
-    return chunks_as_marked() if plan.vpp > 1 else nullcontext()
+    with receives_awaited(), chunks_as_marked() if plan.vpp > 1 else nullcontext():
+        yield
 
 
 def _check_executable(plan: Plan) -> None:

@@ -3,6 +3,9 @@ plays them against each other.
 
 Prints JSON, one entry per rank: what it sends and receives (peer, shape, phase), local shapes of its parameters, its jobs per
 schedule. Paddle takes the number of ranks from PADDLE_TRAINERS_NUM. Nothing is executed.
+
+A last argument leaves out a part of the hand-over of interleaved pipelines: ``exchange`` sends as Paddle does,
+``communicators`` lets forward and backward share theirs.
 """
 
 from __future__ import annotations
@@ -15,10 +18,12 @@ from typing import Any
 import paddle
 from paddle.distributed.auto_parallel.static import engine
 from paddle.distributed.auto_parallel.static.pir_pass import pipeline_pass
+from paddle.distributed.auto_parallel.static.reshard_funcs.same_status_reshard_func import SameStatusReshardFunction
 from paddle.distributed.auto_parallel.strategy import PipelineConfig
 from pipeline_play import KINDS, check_message, number_reshards, peer, play
 
 from paddle_rbt_plugin.config import Settings
+from paddle_rbt_plugin.handover import chunks
 from paddle_rbt_plugin.handover.pipeline import annotate_stages, schedulable
 from paddle_rbt_plugin.handover.structure import as_rank, partition, resolve
 from paddle_rbt_plugin.handover.trace import trace_layer
@@ -99,5 +104,15 @@ class Rank:
         }
 
 
+def leave_out(part: str) -> None:
+    if part == "exchange":
+        chunks.exchange = SameStatusReshardFunction.reshard
+    else:
+        own = chunks._communicator
+        chunks._communicator = lambda ranks, backward: own(ranks, False)
+
+
 if __name__ == "__main__":
+    for part in sys.argv[4:]:
+        leave_out(part)
     print("REPORT" + json.dumps(main(sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]))))
