@@ -31,6 +31,11 @@ def test_a_pipeline_plan_sets_the_pipeline() -> None:
     assert not strategy.sharding.enable
 
 
+def test_an_interleaved_plan_sets_its_chunks() -> None:
+    strategy = planned(pp=2, vpp=2, micro_batch=2).to_strategy()
+    assert (strategy.pipeline.schedule_mode, strategy.pipeline.pp_degree, strategy.pipeline.vpp_degree) == ("VPP", 2, 2)
+
+
 def test_a_plan_of_one_stage_accumulates_by_merging_gradients() -> None:
     strategy = planned(pp=1, dp=4, mp=2, micro_batch=2).to_strategy()
     assert not strategy.pipeline.enable
@@ -61,21 +66,21 @@ def test_states_split_over_a_part_of_the_replicas_are_set_and_said_not_to_be_app
     assert any(note.startswith("recommended, not applied: states split over 4 of 8 replicas") for note in plan.notes)
 
 
-@pytest.mark.parametrize(
-    ("space", "words"),
-    [
-        ({"sequence_parallel": True, "mp": 2, "pp": 1}, "sequence parallelism"),
-        ({"schedule": "VPP", "pp": 2, "vpp": 2}, "interleaving 2 chunks"),
-        ({"recompute": "selective", "pp": 1}, "selective recomputation"),
-    ],
-)
-def test_what_no_hand_over_applies_is_recommended_and_said_to_be(space, words) -> None:
-    notes = [n for n in planned(**space).notes if n.startswith("recommended, not applied: ")]
-    assert any(words in n for n in notes)
+def test_what_no_hand_over_applies_is_recommended_and_said_to_be() -> None:
+    notes = planned(sequence_parallel=True, mp=2, pp=1).notes
+    assert any(n.startswith("recommended, not applied: sequence parallelism") for n in notes)
 
 
-def test_a_plan_that_is_applied_as_it_is_recommends_nothing() -> None:
-    plan = planned(pp=2, schedule="1F1B", sequence_parallel=False, recompute="none")
+@pytest.mark.parametrize(("recompute", "what"), [("selective", "the attention cores"), ("full", "the layers")])
+def test_recomputation_is_said_to_be_applied_to_programs_and_left_to_dygraph_users(recompute, what) -> None:
+    notes = planned(recompute=recompute, pp=1, sequence_parallel=False).notes
+    assert any(n.startswith(f"recomputation is applied to static programs; in dygraph, wrap {what} in") for n in notes)
+    assert not any("recommended" in n for n in notes)
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "FThenB", "VPP"])
+def test_a_plan_that_is_applied_as_it_is_recommends_nothing(schedule) -> None:
+    plan = planned(pp=2, schedule=schedule, sequence_parallel=False, recompute="none")
     assert not any("recommended" in n for n in plan.notes)
 
 

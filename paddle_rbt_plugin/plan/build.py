@@ -61,6 +61,7 @@ def make_plan(
             *notes,
             *result.notes,
             *not_applied(result),
+            *applied_to_programs(result),
             *_rewrites(analysis, result),
             *_separate_experts(analysis),
             *_without_rule(analysis),
@@ -115,25 +116,26 @@ def not_applied(result: SearchResult) -> tuple[str, ...]:
             f"states split over {best.sharding_degree} of {best.dp} replicas: Paddle splits them over a whole mesh axis; "
             "search_space={'sharding_degree': 'whole'} plans that"
         )
-    if best.schedule == "VPP":
-        notes.append(
-            f"interleaving {best.vpp} chunks per stage: Paddle assigns chunks by the names of Layers, set "
-            "strategy.pipeline.vpp_seg_method; search_space={'schedule': '1F1B'} plans what is applied"
-        )
-    if best.recompute != "none":
-        notes.append(
-            f"{best.recompute} recomputation: wrap "
-            + ("the layers" if best.recompute == "full" else "the attention cores")
-            + " in paddle.distributed.fleet.utils.recompute and set strategy.recompute.enable"
-        )
     layers = result.best.layers or ()
-    if len({s.recompute for s in layers}) > 1:
-        notes.append("recomputation of some layers only: see the stages of the plan")
     if len({s.completion.mesh for s in layers}) > 1:
         notes.append("layers of one stage on differently arranged devices; search_space={'layer_meshes': 'one'} avoids it")
     if result.ranks is not None:
         notes.append("stages in another order than the ranks of the cluster: start the job with its machines in that order")
     return tuple(f"recommended, not applied: {note}" for note in notes)
+
+
+def applied_to_programs(result: SearchResult) -> tuple[str, ...]:
+    """What of the plan is applied to static programs, and what dygraph users do about it themselves."""
+    ways = {s.recompute for s in result.best.layers or ()} or {result.best.candidate.recompute}
+    regions = {"full": "the layers", "selective": "the attention cores"}
+    wrapped = " and ".join(regions[way] for way in ("full", "selective") if way in ways)
+    if not wrapped:
+        return ()
+    some = " that its stages name" if len(ways) > 1 else ""
+    return (
+        f"recomputation is applied to static programs; in dygraph, wrap {wrapped}{some} in "
+        "paddle.distributed.fleet.utils.recompute",
+    )
 
 
 def _tensors(analysis: Analysis, result: SearchResult, stages: tuple[Stage, ...]) -> dict[str, TensorPlacement]:

@@ -35,7 +35,8 @@ def judge(main: Any, startup: Any, loss: Any, optimizer: Any, legacy: LegacyGrap
 
 def tune_legacy(main: Any, legacy: LegacyGraph, settings: Settings, **how: Any) -> Plan:
     """Plans a legacy program by the cost model that the settings name; ``how`` are the keywords of ``tune_graph``."""
-    how["constraints"] = (*how.get("constraints", ()), Constraint("the legacy IR", {"ep": (1,)}))
+    lacking = Constraint("the legacy IR", {"ep": (1,), "schedule": ("1F1B", "FThenB"), "vpp": (1,)})
+    how["constraints"] = (*how.get("constraints", ()), lacking)
     if settings.cost_model == "paddle" and settings.load_path is None:
         return _tune_by_paddle(main, legacy, settings, **how)
     return tune_graph(legacy.graph, settings, rewrite=False, **how)
