@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import paddle
@@ -20,6 +21,7 @@ MODELS = {
     "gpt": GPTConfig(layers=4, hidden=64, ffn=256, heads=8, vocab=128, seq=16),
     "llama": LlamaConfig(layers=4, hidden=64, ffn=256, heads=8, kv_heads=4, vocab=128, seq=16),
 }
+DEEP = {f"deep {name}": replace(config, layers=8) for name, config in MODELS.items()}
 MP_DP = {"order": "mp_dp"}
 PLANS = {
     "dp2": {"dp": 2},
@@ -44,7 +46,7 @@ PLANS = {
 
 @cache
 def trace(model: str) -> Trace:
-    config = MODELS[model]
+    config = (MODELS | DEEP)[model]
     with paddle.LazyGuard():
         layer = build(config)
     return trace_layer(layer, input_spec(config, BATCH))
@@ -77,6 +79,35 @@ def kinds(stage: StageComparison, phase: str) -> dict[tuple[str, str], int]:
 def test_the_prediction_is_the_program(model: str, name: str) -> None:
     stages = verified(trace(model), planned(trace(model), PLANS[name]))
     assert [stage.differences for stage in stages] == [()] * PLANS[name].get("pp", 1)
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+@pytest.mark.parametrize("name", ["dp2 x mp2", "pp2 x dp2 x mp2"])
+@pytest.mark.parametrize("model", MODELS)
+def test_what_backward_runs_again_is_predicted(model: str, name: str, recompute: str) -> None:
+    plan = planned(trace(model), PLANS[name] | {"recompute": recompute})
+    stages = verified(trace(model), plan)
+    assert [stage.differences for stage in stages] == [()] * PLANS[name].get("pp", 1)
+    alone = verified(trace(model), planned(trace(model), PLANS[name] | {"recompute": "none"}))
+    assert stages[0].found.matmul_flop > alone[0].found.matmul_flop
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize(
+    ("model", "space"),
+    [
+        ("deep gpt", {"pp": 2, "vpp": 4}),
+        ("gpt", {"pp": 2, "dp": 2, "mp": 2, "vpp": 2}),
+        ("gpt", {"pp": 2, "dp": 2, "mp": 2, "vpp": 2, **MP_DP}),
+        ("deep gpt", {"pp": 4, "dp": 2, "vpp": 2}),
+        ("llama", {"pp": 2, "dp": 2, "mp": 2, "vpp": 2}),
+        ("deep llama", {"pp": 4, "mp": 2, "vpp": 2}),
+    ],
+)
+def test_the_prediction_is_the_program_of_interleaved_chunks(model: str, space: dict, train: bool) -> None:
+    plan = planned(trace(model), space)
+    assert plan.vpp == space["vpp"]
+    assert [stage.differences for stage in verified(trace(model), plan, train)] == [()] * space["pp"]
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ class Training:
     overlap_mp: bool = False
     """The mp group reduces the gradient of a product's input while the gradient of its weight is computed (Megatron-LM's
     asynchronous all-reduce; Paddle's pass ``allreduce_matmul_grad_overlapping``)."""
+    whole_regions: bool = False
+    """A recomputed region is run again to its last op, as by PyTorch's checkpoint (Megatron-LM); see ``cost.recompute``."""
     overlap_gradients: bool = False
     """Gradients are reduced over the data-parallel group while backward still runs."""
 

@@ -3,7 +3,8 @@
 Kernels are costed one by one (``compute``), the collectives before them too (``communication``). On top come the choices that
 change a segment's work without changing its placements:
 
-- *full recomputation*: a block keeps its inputs only; backward begins by running its forward pass again, collectives included;
+- *full recomputation*: a block keeps its inputs only; backward begins by running its forward pass again, collectives included
+  (``recompute`` says which ops);
 - *selective recomputation*: the attention core is run again, its inner values are not kept (arXiv 2205.05198, section 5);
 - *sequence parallelism*: each all-reduce of the mp group becomes a reduce-scatter and an all-gather, which move the same bytes;
   ops on hidden states, and the states kept, are split over the group (arXiv 2205.05198, section 4.2.2);
@@ -25,6 +26,7 @@ from paddle_rbt_plugin.cost.communication import GroupNetwork, collective_second
 from paddle_rbt_plugin.cost.compute import ComputeDevice, attention_flop, fused_attention_cost, kernel_cost, products
 from paddle_rbt_plugin.cost.constants import Constants
 from paddle_rbt_plugin.cost.fusion import Traffic, pass_traffic
+from paddle_rbt_plugin.cost.recompute import run_again
 from paddle_rbt_plugin.cost.sizes import LOSS_OPS, Sizes, forward_type, grad_name
 
 
@@ -96,19 +98,23 @@ def segment_cost(
     cores = (forward_cores(work), backward_cores(work)) if fused_attention or recompute == "selective" else ((), ())
     fused = cores if fused_attention else ((), ())
     saved = {v.name for v in work.saved}
-    ahead = list(zip(work.forward, pass_traffic(work.forward, saved, fused_elementwise), strict=True))
-    back = list(zip(work.backward, pass_traffic(work.backward, saved, fused_elementwise), strict=True))
-    forward = _pass_cost(ahead, sizes, machine, fused[0])
-    backward = _pass_cost(back, sizes, machine, fused[1], is_backward=True, overlap=training.overlap_mp)
+    ahead = pass_traffic(work.forward, saved, fused_elementwise)
+    back = pass_traffic(work.backward, saved, fused_elementwise)
+    forward = _pass_cost(dict(enumerate(work.forward)), ahead, sizes, machine, fused[0])
+    backward = _pass_cost(
+        dict(enumerate(work.backward)), back, sizes, machine, fused[1], is_backward=True, overlap=training.overlap_mp
+    )
     inner = frozenset(name for core in (*cores[0], *cores[1]) for name in core.inner)
     kept = [v for v in work.saved if v.is_activation and v.name not in inner]
     alone = [*_outside(work.forward, fused[0]), *_outside(work.backward, fused[1])]
     again, revived = PassCost(), 0.0
     if recompute == "full" and is_block:
-        again, revived = forward, sum(map(sizes.stored, kept))
+        repeated = run_again(work.forward, range(len(work.forward)), training.whole_regions)
+        again, revived = _pass_cost(repeated, ahead, sizes, machine, fused[0]), sum(map(sizes.stored, kept))
         kept = [v for v in work.inputs if v.is_activation]
     elif recompute == "selective" and not fused_attention:
-        again = _pass_cost([ahead[i] for core in cores[0] for i in sorted(core.ops)], sizes, machine)
+        for core in cores[0]:
+            again += _pass_cost(run_again(work.forward, core.ops, training.whole_regions), ahead, sizes, machine)
         revived = sum(sizes.stored(v) for v in work.saved if v.name in inner)
     return SegmentCost(
         forward=forward,
@@ -133,23 +139,24 @@ def collective_costs(collective: Collective, sizes: Sizes, machine: Machine) -> 
 
 
 def _pass_cost(
-    kernels: Sequence[tuple[Kernel, Traffic]],
+    kernels: Mapping[int, Kernel],
+    traffic: Sequence[Traffic],
     sizes: Sizes,
     machine: Machine,
     fused: Iterable[AttentionCore] = (),
     is_backward: bool = False,
     overlap: bool = False,
 ) -> PassCost:
-    """Cost of a pass, with each core of ``fused`` run as one kernel. With ``overlap`` the gradient of a product's input is
-    reduced while the gradient of its weight is computed."""
+    """Cost of a pass, or of some of its kernels by their position, with each core of ``fused`` run as one kernel. With
+    ``overlap`` the gradient of a product's input is reduced while the gradient of its weight is computed."""
     left_out = {i for core in fused for i in core.ops}
     total = sum((_fused_cost(core, sizes, machine, is_backward) for core in fused), PassCost())
     compute, launches, flop = total.compute, total.launches, total.flop
     along, beside = {"mp": 0.0, "dp": 0.0}, dict[str, float]()
-    for i, (kernel, traffic) in enumerate(kernels):
+    for i, kernel in kernels.items():
         if i in left_out:
             continue
-        cost = kernel_cost(kernel, traffic, sizes, machine.device, machine.constants)
+        cost = kernel_cost(kernel, traffic[i], sizes, machine.device, machine.constants)
         compute += cost.seconds
         flop += cost.flop
         launches += cost.launches

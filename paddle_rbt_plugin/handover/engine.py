@@ -21,7 +21,7 @@ from paddle_rbt_plugin.completion import Placement, data_parallel
 from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph import read_program
-from paddle_rbt_plugin.handover import patches
+from paddle_rbt_plugin.handover import patches, recompute
 from paddle_rbt_plugin.handover.engine_state import engine_plan, pass_attributes, set_engine_plan
 from paddle_rbt_plugin.handover.legacy import engine as legacy
 from paddle_rbt_plugin.handover.passes import PLAN, apply_plan
@@ -68,12 +68,14 @@ def _tune(engine: Any, mode: str) -> Plan:
     program = engine._fwd_main_progs[mode].clone()
     plan = engine_plan(engine)
     if plan is None:
-        attrs = pass_attributes(engine, mode, constraints_of(strategy))
+        limits = [*constraints_of(strategy), *recompute.constraints(strategy, program)]
+        attrs = pass_attributes(engine, mode, limits)
         attrs["loss"] = program.get_output_value_by_name(engine._loss_names[0])
         context = PassContext()
         new_pass(PASS_NAME, attrs).apply([program], [engine._startup_progs[mode]], context)
         plan = context.get_attr(PLAN)
         set_engine_plan(engine, plan)
+        strategy.recompute.enable = recompute.recomputes(plan)
     else:
         apply_plan(program, plan, _placements_for(program, plan))
     engine._fwd_main_progs[mode] = program

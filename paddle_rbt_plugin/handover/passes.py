@@ -24,6 +24,7 @@ from paddle_rbt_plugin.handover.legacy.annotate import annotate as annotate_lega
 from paddle_rbt_plugin.handover.legacy.judge import tune_legacy
 from paddle_rbt_plugin.handover.patches import enable_static_training_on_cpu
 from paddle_rbt_plugin.handover.pipeline import annotate_stages
+from paddle_rbt_plugin.handover.recompute import mark
 from paddle_rbt_plugin.handover.replay import annotate, paddle_mesh
 from paddle_rbt_plugin.handover.strategy import as_the_program_runs
 from paddle_rbt_plugin.plan.plan import Plan
@@ -51,8 +52,11 @@ class RuleBasedTunerPass(PassBase):
         legacy = read_legacy_program(main_program, loss) if is_legacy(main_program) else None
         graph = legacy.graph if legacy is not None else read_program(main_program, loss)
         steps = extra.get("global_batch", 0) // graph.data[0].shape[0] if graph.data and graph.data[0].shape else 1
-        pipeline = "pp" in (settings.search_space or {})  # whoever applies the pass alone runs the pipeline pass, too
-        extra.setdefault("constraints", as_the_program_runs(max(steps, 1), legacy=legacy is not None, pipeline=pipeline))
+        asked = set(settings.search_space or {})  # whoever applies this pass alone and asks for these runs their passes, too
+        recompute = None if "recompute" in asked and legacy is None else "none"
+        extra.setdefault(
+            "constraints", as_the_program_runs(max(steps, 1), recompute, legacy=legacy is not None, pipeline="pp" in asked)
+        )
         world = paddle.distributed.get_world_size()
         if world > 1 or settings.cluster is None:
             job_cluster(settings, world)
@@ -61,6 +65,7 @@ class RuleBasedTunerPass(PassBase):
             annotate_legacy(main_program, legacy, plan)
         else:
             plan = tune_graph(graph, settings, **extra)
+            mark(main_program, graph, plan)
             apply_plan(main_program, plan, {name: t.placement for name, t in plan.leaves(graph).items()})
         context.set_attr(PLAN, plan)
 

@@ -75,8 +75,9 @@ def accumulate_steps_of(strategy: Any) -> int:
 
 
 def constraints_of(strategy: Any, legacy: bool = False) -> list[Constraint]:
-    """What the strategy, and what the engine can execute of programs of that IR, leave of the search space."""
-    recompute = "full" if strategy.recompute.enable else "none"
+    """What the strategy, and what the engine can execute of programs of that IR, leave of the search space. What PIR programs
+    recompute is in ``recompute.constraint``."""
+    recompute = None if not legacy else "full" if strategy.recompute.enable else "none"
     sharding = int(strategy.sharding.stage) if strategy.sharding.enable else 0
     pipeline = legacy or strategy.pipeline.enable or not _is_cpu_job()
     steps = accumulate_steps_of(strategy)
@@ -101,24 +102,25 @@ def not_interleaved(legacy: bool) -> str | None:
 
 def as_the_program_runs(
     steps: int = 1,
-    recompute: str = "none",
+    recompute: str | None = "none",
     sharding: int = 0,
     legacy: bool = False,
     pipeline: bool = False,
     not_interleaved: str | None = "executing a program outside of auto.Engine and dist.to_static",
 ) -> list[Constraint]:
     """What annotating a program cannot change: it accumulates, recomputes and shards as the strategy around it says, and is
-    ``not_interleaved`` for the reason given, if there is one."""
+    ``not_interleaved`` for the reason given, if there is one. With ``recompute=None`` it recomputes as planned."""
     kept: dict[str, tuple] = {"sequence_parallel": (False,), "layer_meshes": ("one",)}
     executed = [Constraint(f"executing a {'legacy' if legacy else 'PIR'} program in this version", kept)]
     if not_interleaved is not None:
         executed.append(Constraint(not_interleaved, {"schedule": ("1F1B", "FThenB"), "vpp": (1,)}))
     if not legacy and not pipeline:
         executed.append(Constraint("executing a PIR program without a pipeline pass", {"pp": (1,)}))
+    if recompute is not None:
+        executed.append(Constraint("strategy.recompute", {"recompute": (recompute,)}))
     return [
         *executed,
         Constraint("strategy.gradient_merge", {"accumulate_steps": (steps,)}),
-        Constraint("strategy.recompute", {"recompute": (recompute,)}),
         Constraint("strategy.sharding", {"sharding_stage": (sharding,), "sharding_degree": ("whole",)}),
     ]
 

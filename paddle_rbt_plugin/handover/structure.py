@@ -24,20 +24,26 @@ from paddle.distributed.auto_parallel.static.engine import set_all_ops_op_role
 from paddle.distributed.auto_parallel.static.mix_to_dist_pass import apply_mix2dist_pass
 from paddle.distributed.auto_parallel.static.pir_pass import RemovePasses, ReshardPasses, apply_partition_pass
 from paddle.distributed.auto_parallel.static.process_group import get_process_group
+from paddle.distributed.auto_parallel.strategy import Strategy
 from paddle.distributed.fleet.meta_optimizers.common import OpRole
+from paddle.distributed.passes.pass_base import new_pass
 
 from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
-from paddle_rbt_plugin.completion import Completion, complete, reads_apart
+from paddle_rbt_plugin.completion import Completion, Kernel, SegmentWork, complete, reads_apart
 from paddle_rbt_plugin.completion.forms import LOSS_REDUCTIONS, forms_on
+from paddle_rbt_plugin.cost.attention import forward_cores
 from paddle_rbt_plugin.cost.compute import CONVOLUTIONS, products
 from paddle_rbt_plugin.cost.memory import OPTIMIZER_STATES
+from paddle_rbt_plugin.cost.recompute import run_again
 from paddle_rbt_plugin.cost.sizes import Sizes
 from paddle_rbt_plugin.cost.transfers import transfers
 from paddle_rbt_plugin.graph import DTYPE_BYTES, Graph
 from paddle_rbt_plugin.graph.pir import dtype_name
 from paddle_rbt_plugin.handover.pipeline import annotate_stages, schedulable
+from paddle_rbt_plugin.handover.recompute import mark, recomputes, strategy_of
 from paddle_rbt_plugin.handover.replay import annotate
+from paddle_rbt_plugin.layers.layers import Segment
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import load_plugins
 from paddle_rbt_plugin.search import analyse
@@ -87,10 +93,16 @@ class StageComparison:
 
 
 def predicted(
-    graph: Graph, completion: Completion, train: bool = True, stages: Sequence[int] = (), stage: int = 0
+    graph: Graph,
+    completion: Completion,
+    train: bool = True,
+    stages: Sequence[int] = (),
+    stage: int = 0,
+    recompute: Sequence[str] = (),
 ) -> Structure:
     """The structure that the cost model computes with, in the precision of the traced program; ``graph`` is the one that was
-    completed, rewritten where it was rewritten. ``stages`` holds the pipeline stage of each layer; none for one stage."""
+    completed, rewritten where it was rewritten. ``stages`` holds the pipeline stage of each layer, none for one stage, and
+    ``recompute`` how each layer is recomputed, none where nothing is."""
     mesh, layers = completion.mesh, completion.layers
     stages = stages or (0,) * layers.count
     collectives: Counter[tuple[str, str, str, int]] = Counter()
@@ -99,10 +111,12 @@ def predicted(
     for segment, work in zip(layers.segments, completion.work, strict=True):
         if stages[segment.layer] != stage:
             continue
-        kernels = (*work.forward, *work.backward)
-        for c in (*(c for k in kernels for c in k.collectives), *work.gradient_syncs):
+        again = _repeated(segment, work, recompute[segment.layer] if recompute else "none")
+        for c in (*(c for k in (*work.forward, *work.backward) for c in k.collectives), *work.gradient_syncs):
             collectives[(c.phase, c.kind, c.axis, c.value.local_bytes(mesh, 1))] += 1
-        flop += sum(p.flop for k in kernels for p in products(k, sizes))
+        for c in (c for k in again for c in k.collectives):
+            collectives[("backward", c.kind, c.axis, c.value.local_bytes(mesh, 1))] += 1
+        flop += sum(p.flop for k in (*work.forward, *again, *work.backward) for p in products(k, sizes))
         parameters += sum(v.local_bytes(mesh, 1) for v in work.params)
         trained += sum(v.local_bytes(mesh, 1) for v in work.trained)
     for t in transfers(completion, stages):
@@ -121,8 +135,17 @@ def predicted(
     return Structure(+collectives, parameters, trained, trained * OPTIMIZER_STATES["adamw"] if train else 0, flop, shapes)
 
 
-def partition(program: Any, train: bool = True) -> Partitioned:
-    """Completes an annotated forward program for training with AdamW, or for evaluation, and partitions it, in place."""
+def _repeated(segment: Segment, work: SegmentWork, recompute: str) -> list[Kernel]:
+    """The forward ops of a segment that are run again in backward."""
+    if not segment.is_block or recompute == "none":
+        return []
+    regions = [range(len(work.forward))] if recompute == "full" else [core.ops for core in forward_cores(work)]
+    return [kernel for region in regions for kernel in run_again(work.forward, region, whole=False).values()]
+
+
+def partition(program: Any, train: bool = True, recompute: bool = False) -> Partitioned:
+    """Completes an annotated forward program for training with AdamW, or for evaluation, and partitions it, in place. With
+    ``recompute`` backward runs again what is marked."""
     gradients: list[Any] = []
     paddle.enable_static()
     try:
@@ -138,6 +161,8 @@ def partition(program: Any, train: bool = True) -> Partitioned:
                 with auto_complete_op_role(program, OpRole.Optimize):
                     optimizer._apply_optimize(loss, startup, params_grads=gradients)
             apply_mix2dist_pass(program)
+            if recompute:
+                new_pass("auto_parallel_recompute_pir", Strategy().recompute.to_dict()).apply([program], [startup])
         apply_partition_pass(program)
     finally:
         paddle.disable_static()
@@ -209,6 +234,7 @@ def verify(plan: Plan, graph: Graph, program: Any, train: bool = True) -> list[S
     analysis = analyse(graph, plugins.patterns, train=train, op_names=plugins.op_names, forms=forms)
     entries = plan.stage_of_layers(analysis.layers.count)
     stages = tuple(meshes.index(plan.stages[i].process_mesh) for i in entries)
+    recompute = [strategy_of(plan, i) if train else "none" for i in entries]
     completion = complete(
         analysis.graph,
         analysis.layers,
@@ -224,12 +250,13 @@ def verify(plan: Plan, graph: Graph, program: Any, train: bool = True) -> list[S
     for stage, mesh in enumerate(meshes):
         with as_rank(mesh.ranks[0]), schedulable(plan):
             copy = program.clone()
+            mark(copy, graph, plan)
             if len(meshes) == 1:
                 annotate(copy, mesh, leaves, forms)
             else:
                 annotate_stages(copy, graph, plan, leaves, forms)
-            real = handed_over(partition(copy, train), mesh)
-        expected = predicted(analysis.graph, completion, train, stages, stage)
+            real = handed_over(partition(copy, train, recomputes(plan)), mesh)
+        expected = predicted(analysis.graph, completion, train, stages, stage, recompute)
         found.append(StageComparison(stage, expected, real, tuple(compare(expected, real))))
     return found
 

@@ -127,6 +127,7 @@ def run_training(run: Run) -> Training:
         fused_attention=run.arch == "llama",
         fused_elementwise=True,
         overlap_mp=True,
+        whole_regions=True,
         own_copies=True,
         float32_gradients=run.precision == "bf16",
     )

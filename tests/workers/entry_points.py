@@ -116,8 +116,10 @@ def run(entry: str, space: dict, steps: int) -> dict:
         return {"plan": plan.to_dict(), "losses": [float(engine.run(feed)["loss"]) for feed in feeds]}
     recorded = Losses()
     engine.fit(Samples(batches), batch_size=BATCH, epochs=1, verbose=0, callbacks=[recorded])
+    recomputed = sum(op.has_attr("bwd_recompute_id") for op in engine.main_program.global_block().ops)
     evaluated = engine.evaluate(Samples(batches), batch_size=BATCH, verbose=0)["loss"]
-    return {"plan": rbt.engine_plan(engine).to_dict(), "losses": recorded.losses, "evaluated": float(evaluated)}
+    plan = rbt.engine_plan(engine).to_dict()
+    return {"plan": plan, "losses": recorded.losses, "evaluated": float(evaluated), "recomputed_ops": recomputed}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,106 @@
+"""Marks in a serial PIR program what a plan recomputes.
+
+Paddle's pass ``auto_parallel_recompute_pir``, which ``strategy.recompute`` switches on, runs the ops again in backward that
+carry one number as ``fwd_recompute_id``, from the first to the last of them; ``recompute`` calls in a model set it. A plan
+recomputes a layer or its attention core instead, so their ops get the numbers here, before the program is annotated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from paddle_rbt_plugin.completion import Kernel, Placement, SegmentWork, Value
+from paddle_rbt_plugin.cost.attention import forward_cores
+from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.graph import Graph, Op, read_program
+from paddle_rbt_plugin.graph.pir import RECOMPUTE_MARKS
+from paddle_rbt_plugin.layers import cluster_layers
+from paddle_rbt_plugin.layers.layers import Segment
+from paddle_rbt_plugin.plan.plan import Plan
+from paddle_rbt_plugin.tuner import Constraint
+
+_MARK = RECOMPUTE_MARKS[0]
+_RANDOM = frozenset(
+    {"bernoulli", "binomial", "dropout", "exponential", "flash_attn", "flash_attn_unpadded", "fused_dropout_add", "gaussian"}
+    | {"gumbel_softmax", "multinomial", "poisson", "randint", "randperm", "rrelu", "standard_gamma"}
+    | {"truncated_gaussian_random", "uniform"}
+)
+"""Ops that draw random numbers."""
+_PROBABILITIES = ("p", "dropout")
+"""Attributes that are 0 where such an op draws none."""
+
+
+def recomputes(plan: Plan) -> bool:
+    """Whether a plan recomputes anything."""
+    return any(strategy_of(plan, entry) != "none" for entry in range(len(plan.stages)))
+
+
+def strategy_of(plan: Plan, entry: int) -> str:
+    """How the layers of an entry of ``plan.stages`` are recomputed: none, selective or full."""
+    return plan.stages[entry].recompute or plan.recompute
+
+
+def mark(program: Any, graph: Graph, plan: Plan) -> None:
+    """Marks what ``plan`` recomputes in ``program``, from which ``graph`` was read; regions that the model marks stay as they
+    are."""
+    if recomputes(plan) and not is_marked(program):
+        ops = program.global_block().ops
+        for number, region in enumerate(_regions(graph, plan), start=1):
+            for i in region:
+                ops[graph.ops[i].source].set_int_attr(_MARK, number)
+
+
+def is_marked(program: Any) -> bool:
+    """Whether anything in a program is marked for recomputation."""
+    return any(op.has_attr(_MARK) for op in program.global_block().ops)
+
+
+def constraints(strategy: Any, program: Any) -> list[Constraint]:
+    """What a strategy and a serial program leave of the ways to recompute; empty where all are open.
+
+    Raises TunerError for a strategy that asks for the recomputation of random ops, which the model does not mark itself."""
+    asked = bool(strategy.recompute.enable)
+    if is_marked(program):
+        return [Constraint("the regions that the model marks", {"recompute": ("full",) if asked else ("none", "full")})]
+    graph = read_program(program, needs_loss=False)
+    in_blocks = (graph.ops[i] for block in cluster_layers(graph).blocks for i in block.ops)
+    drawn = next((op for op in in_blocks if _draws(op)), None)
+    if drawn is None:
+        return [Constraint("strategy.recompute", {"recompute": ("selective", "full")})] if asked else []
+    if asked:
+        raise TunerError(
+            f"strategy.recompute is enabled, but {drawn.name} in the layers draws random numbers, and Paddle's recomputation "
+            "would draw others; train without dropout, or wrap what can be in paddle.distributed.fleet.utils.recompute"
+        )
+    return [Constraint(f"executing {drawn.name}, which recomputed would draw other random numbers", {"recompute": ("none",)})]
+
+
+def _draws(op: Op) -> bool:
+    silent = op.attrs.get("is_test") or any(op.attrs.get(name) == 0 for name in _PROBABILITIES)
+    return op.type in _RANDOM and not silent
+
+
+def _regions(graph: Graph, plan: Plan) -> Iterator[frozenset[int]]:
+    """Positions of the ops that are recomputed together."""
+    layers = cluster_layers(graph)
+    entries = plan.stage_of_layers(layers.count)
+    for block in layers.blocks:
+        strategy = strategy_of(plan, entries[block.layer])
+        if strategy == "full":
+            yield frozenset(block.ops)
+        elif strategy == "selective":
+            yield from _cores(graph, block)
+
+
+def _cores(graph: Graph, block: Segment) -> Iterator[frozenset[int]]:
+    """The attention cores of a block, found as the cost model finds them in what one device runs."""
+
+    def values(tensors: tuple[int, ...]) -> tuple[Value, ...]:
+        found = (graph.tensors[t] for t in tensors)
+        return tuple(Value(t.name, t.shape, t.dtype, Placement.replicated(t.ndim), kind=t.kind) for t in found)
+
+    ops = [graph.ops[i] for i in block.ops]
+    kernels = tuple(Kernel(op.type, "forward", values(op.operands), values(op.results)) for op in ops)
+    for core in forward_cores(SegmentWork(kernels, (), (), (), (), (), (), ())):
+        yield frozenset(block.ops[i] for i in core.ops)
