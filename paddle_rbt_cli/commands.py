@@ -10,6 +10,7 @@ from click.shell_completion import get_completion_class
 
 from paddle_rbt_cli.group import Commands
 from paddle_rbt_cli.options import (
+    DEVICES,
     batch_option,
     common_options,
     complete_cases,
@@ -28,7 +29,7 @@ COMPLETION_VARIABLE = "_PADDLE_RBT_COMPLETE"
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="paddle-rbt-plugin", prog_name="paddle-rbt")
 def cli() -> None:
-    """Finds parallel strategies for PaddlePaddle models.
+    """Finds parallel strategies for PaddlePaddle models. Begin with plan.
 
     \b
     Examples:
@@ -38,22 +39,50 @@ def cli() -> None:
     """
 
 
-@cli.command()
+@cli.command(short_help="Find the best parallel strategy for a model.")
 @click.argument("model", shell_complete=complete_models)
-@click.option("--cluster", required=True, help="NODESxDEVICES:GPU, such as 4x8:A100-80G, or a cluster file.")
+@click.option(
+    "--cluster",
+    required=True,
+    help="NODESxDEVICES:GPU, such as 4x8:A100-80G, several kinds of machines joined by +; or a cluster file. GPU is "
+    f"{DEVICES}, or one that a plugin adds.",
+)
 @batch_option
-@click.option("--seq", type=click.IntRange(1, 2**24), help="Tokens per sequence, where not those of the config.")
-@click.option("--level", default="o1", show_default=True, help="How hard to search.")
+@click.option("--seq", type=click.IntRange(1, 2**24), help="Tokens per sequence, in place of those of a config.")
+@click.option(
+    "--level",
+    metavar="[o1|o2|o3]",
+    default="o1",
+    show_default=True,
+    help="o1: one strategy for all layers. o2: one for each layer, and stages cut where it is best. o3: also the best order of "
+    "machines of several kinds. None is worse than the one before; each takes longer.",
+)
 @set_option
 @click.option(
-    "--precision", type=click.Choice(["bf16", "fp16", "fp32"]), help="Of training; the best of the devices by default."
+    "--precision",
+    type=click.Choice(["bf16", "fp16", "fp32"]),
+    help="Of training. By default bf16 where all devices gain by it, else fp16, else fp32.",
 )
-@click.option("--cost-model", default="analytic", show_default=True, help="What predicts time and memory.")
 @click.option(
-    "--time-limit", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="End the search with the best plan so far."
+    "--cost-model",
+    metavar="NAME",
+    default="analytic",
+    show_default=True,
+    help="What predicts time and memory; paddle-rbt patterns lists those of plugins.",
+)
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="End the search after so long, with the best plan so far; without it the search goes to its end.",
 )
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Candidates to show.")
-@click.option("--save", type=click.Path(dir_okay=False), help="Write the plan to this file.")
+@click.option(
+    "--save",
+    type=click.Path(dir_okay=False),
+    metavar="FILE.json",
+    help="Write the plan to this file, for explain and for strategy.tuning.load_path.",
+)
 @no_plugin_option
 @with_output
 def plan(output: Output, **arguments: Any) -> None:
@@ -63,6 +92,22 @@ def plan(output: Output, **arguments: Any) -> None:
     (JSON), or package.module:function. The function is called without arguments and returns the forward pass with its loss:
     a static Program, or a tuple (layer, input_spec) whose forward returns the loss, or (layer, input_spec, loss,
     labels_spec). It runs under paddle.LazyGuard, so nothing is allocated.
+
+    \b
+    Dimensions of --set; what is not set is searched:
+      pp, dp, mp         pipeline stages, replicas, tensor-parallel ranks;
+                         their product is the number of devices
+      ep                 ranks of dp that share experts: 1, or as many as dp
+      micro_batch        samples of a replica in one pass
+      accumulate_steps   passes of a step: global batch / dp / micro_batch
+      recompute          none, selective (attention core), full
+      sharding_stage     ZeRO stage: 0 to 3
+      sharding_degree    replicas that share the states: whole, or a number
+      sequence_parallel  true, false
+      schedule           1F1B, FThenB, VPP (interleaved)
+      vpp                chunks per stage of VPP
+      order              dp_mp, mp_dp: the last axis runs inside machines
+      layer_meshes       level o2: one, any
 
     \b
     Examples:
@@ -79,14 +124,17 @@ def plan(output: Output, **arguments: Any) -> None:
     plan_model(output, **arguments)
 
 
-@cli.command()
+@cli.command(short_help="Say why a saved plan is what it is.")
 @click.argument("plan", type=click.Path())
-@click.option("--tensor", help="Explain one tensor, by its name or its path in named_parameters().")
+@click.option("--tensor", metavar="NAME", help="Explain one tensor, by its name or its path in named_parameters().")
 @click.option("--verify", is_flag=True, help="Compare the prediction with the program that Paddle partitions.")
-@click.option("--model", help="With --verify: the MODEL of the plan, where the plan does not say or it has moved.")
+@click.option(
+    "--model", metavar="MODEL", help="With --verify: the MODEL of the plan, where the plan does not say or it has moved."
+)
 @with_output
 def explain(output: Output, plan: str, tensor: str | None, verify: bool, model: str | None) -> None:
-    """Say why PLAN, a saved plan, is what it is.
+    """Say why PLAN, a file written by plan --save, is what it is: what its stages hold, what a step and the memory are made of,
+    where its axes communicate, what comes next, and what was rejected and why. --tensor says where one tensor lies.
 
     With --verify the model is traced again and partitioned by Paddle for one rank; collectives, bytes and FLOP of that
     program are compared with those that the cost was computed from, and the exit code is 1 if anything differs.
@@ -108,9 +156,9 @@ def explain(output: Output, plan: str, tensor: str | None, verify: bool, model: 
     explain_file(output, plan, tensor)
 
 
-@cli.command()
+@cli.command(short_help="List patterns and other plugins, or match one.")
 @click.option("--why-not", metavar="NAME", help="Say where this pattern matches a model, or what is the first not to fit.")
-@click.option("--model", help="With --why-not: the MODEL, as for plan.", shell_complete=complete_models)
+@click.option("--model", metavar="MODEL", help="With --why-not: the MODEL, as for plan.", shell_complete=complete_models)
 @click.option("--seq", type=click.IntRange(1, 2**24), help="With --why-not: tokens per sequence, as for plan.")
 @no_plugin_option
 @with_output
@@ -136,16 +184,31 @@ def patterns(output: Output, why_not: str | None, model: str | None, seq: int | 
         list_patterns(output, blocked)
 
 
-@cli.command()
+@cli.command(short_help="Predict time and memory of training runs.")
 @click.option("--runs", required=True, type=click.Path(), metavar="FILE.csv", help="Table of training runs, one per row.")
 @with_output
 def estimate(output: Output, runs: str) -> None:
     """Predict step time and peak memory of every training run in a table.
 
-    Columns, in any order, where empty means the default and others are ignored: id, gpu, gpus, gpus_per_node (8), layers,
-    hidden, ffn (4 x hidden), heads, kv_heads (heads), vocab, seq, arch (gpt, or llama), tp, pp, dp, cp, sharding (none, or
-    stage1 to stage3), vpp, mbs, gbs, precision (fp16, bf16, fp32), recompute (none, selective, full), seq_parallel (0, 1),
-    inter_node_GBps (of a machine, in one direction).
+    Columns in any order; others are ignored. An empty cell means what stands in brackets; where nothing does, the column is
+    needed.
+
+    \b
+      gpu, gpus           device as in plan --cluster, and how many of them
+      layers, hidden, heads, vocab, seq
+      mbs, gbs            samples: of a replica in one pass, of a step
+      id                  (number of the row)
+      gpus_per_node       (8)
+      arch                gpt, llama (gpt)
+      ffn, kv_heads       (4 x hidden; heads)
+      tp, pp, cp, vpp     tensor parallel ranks, pipeline stages, context
+                          parallel ranks, chunks per stage (1)
+      dp                  replicas (gpus / tp / pp / cp)
+      sharding            ZeRO: none, stage1, stage2, stage3 (none)
+      precision           fp16, bf16, fp32 (fp16)
+      recompute           none, selective, full (none)
+      seq_parallel        0, 1 (0)
+      inter_node_GBps     GB/s of a machine in one direction (the device's)
 
     \b
     Examples:
@@ -157,11 +220,11 @@ def estimate(output: Output, runs: str) -> None:
     estimate_file(output, runs)
 
 
-@cli.command()
+@cli.command(short_help="Plan published models beside what experts chose.")
 @click.argument("cases", nargs=-1, metavar="[CASE]...", shell_complete=complete_cases)
 @click.option("--list", "listed", is_flag=True, help="Show the cases, run none.")
 @click.option(
-    "--reference/--no-reference", default=True, show_default=True, help="Ask Paddle's own tuner too; it takes minutes."
+    "--reference/--no-reference", default=True, show_default=True, help="Ask Paddle's own tuner too, which takes minutes."
 )
 @click.option(
     "--reference-limit",
@@ -169,7 +232,7 @@ def estimate(output: Output, runs: str) -> None:
     default=200,
     show_default=True,
     metavar="SECONDS",
-    help="For Paddle's own tuner, all cases together.",
+    help="How long to wait for Paddle's own tuner, all cases together.",
 )
 @click.option("--save", type=click.Path(dir_okay=False), metavar="FILE.json", help="Write the results to this file.")
 @click.option("--markdown", type=click.Path(dir_okay=False), metavar="FILE.md", help="Write the tables to this file.")
@@ -204,7 +267,7 @@ def bench(output: Output, listed: bool, compare: tuple[str, str] | None, **argum
         run_suite(output, **arguments)
 
 
-@cli.command()
+@cli.command(short_help="Train a small GPT on CPU processes under a plan.")
 @click.option("--processes", type=click.IntRange(2), default=2, show_default=True, help="CPU processes to train with.")
 @set_option
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="AdamW steps.")
@@ -226,8 +289,14 @@ def demo(output: Output, **arguments: Any) -> None:
     run_demo(output, **arguments)
 
 
-@cli.command()
-@click.option("--output", "path", type=click.Path(dir_okay=False), metavar="FILE", help="Write the profile to this file.")
+@cli.command(short_help="Measure this machine for plan --cluster.")
+@click.option(
+    "--output",
+    "path",
+    type=click.Path(dir_okay=False),
+    metavar="FILE.yaml",
+    help="Write the profile to this file; without it the profile is printed.",
+)
 @click.option(
     "--processes", type=click.IntRange(1), help="Devices that compute at the same time; all, or one per CPU core, by default."
 )
@@ -251,7 +320,7 @@ def calibrate(output: Output, path: str | None, processes: int | None, timeout: 
     calibrate_devices(output, path, processes, timeout)
 
 
-@cli.command()
+@cli.command(short_help="Print the script that completes in a shell.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @common_options
 def completion(shell: str, as_json: bool, **_: bool) -> None:

@@ -11,6 +11,9 @@ from typing import Any
 
 import click
 
+DEVICES = "V100-16G, V100-32G, A100-40G, A100-80G, A800-80G, H100, H800, H20, H200, B200, CPU"
+"""The names of the catalogue, which help shows without importing it."""
+
 
 class Assignment(click.ParamType):
     """``key=value``, the value an int, true, false, a word, or several of them with commas between."""
@@ -81,13 +84,21 @@ set_option = click.option(
     multiple=True,
     callback=_one_each,
     metavar="KEY=VALUE",
-    help="Fix or list values of a dimension: mp=2, micro_batch=1,2,4, recompute=auto.",
+    help="Fix a dimension of the search or list its values: mp=2, micro_batch=1,2,4; auto is all of them. Once for each "
+    "dimension; plan --help lists them.",
 )
 no_plugin_option = click.option(
-    "--no-plugin", "blocked", multiple=True, metavar="NAME", help="Leave out a pattern, an entry point or a distribution."
+    "--no-plugin",
+    "blocked",
+    multiple=True,
+    metavar="NAME",
+    help="Leave out a pattern, a plugin (entry point) or a package (distribution). May be given several times.",
 )
 batch_option = click.option(
-    "--global-batch", type=click.IntRange(1, 2**24), required=True, help="Samples of one optimizer step."
+    "--global-batch",
+    type=click.IntRange(1, 2**24),
+    required=True,
+    help="Samples (sequences) of one optimizer step, on all devices together.",
 )
 
 

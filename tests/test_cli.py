@@ -1,5 +1,6 @@
 """The command line: what it prints where, and how it ends."""
 
+import dataclasses
 import json
 import os
 import re
@@ -12,7 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from paddle_rbt_plugin.cli.main import cli
+from paddle_rbt_plugin.cluster.catalogue import device_names
 from paddle_rbt_plugin.plan.plan import Plan
+from paddle_rbt_plugin.runs import Run
+from paddle_rbt_plugin.search import SearchSpace
 
 MODEL = "arch: gpt\nlayers: 2\nhidden: 64\nffn: 256\nheads: 4\nvocab: 128\nseq: 32\n"
 PLAN = ("--cluster", "1x4:A100-80G", "--global-batch", "16")
@@ -49,6 +53,22 @@ def test_the_help_of_every_command_shows_examples(name):
     assert f"Examples:\n    paddle-rbt {name}" in result.stdout
 
 
+def test_the_help_of_plan_names_every_device_level_and_dimension():
+    text = run("plan", "--help").stdout
+    assert {f.name for f in dataclasses.fields(SearchSpace)} - {"reasons"} <= set(re.findall(r"\w+", text))
+    assert set(device_names()) <= set(re.findall(r"[\w-]+", text)) and "[o1|o2|o3]" in text
+
+
+def test_the_help_of_estimate_names_every_column():
+    columns = {f.name for f in dataclasses.fields(Run)}
+    words = set(re.findall(r"\w+", run("estimate", "--help").stdout))
+    assert {c for c in columns if not c.startswith("measured")} <= words
+
+
+def test_the_list_of_commands_says_what_each_does():
+    assert "..." not in run("--help").stdout.partition("Commands:")[2]
+
+
 @pytest.mark.parametrize("name", sorted(cli.commands))
 def test_every_command_has_the_common_options(name):
     assert {"--json", "--quiet", "--verbose", "--no-color"} <= {o for p in cli.commands[name].params for o in p.opts}
@@ -82,6 +102,8 @@ def test_wrong_usage_is_exit_code_2_with_what_would_be_right(arguments, message)
         (["SMALL", "--cluster", "1x8:A100-81G", "--global-batch", "8"], "A100-80G"),
         (["SMALL", "--cluster", "eight gpus", "--global-batch", "8"], "eight gpus"),
         (["SMALL", *PLAN, "--set", "micro_bach=2"], "unknown dimension 'micro_bach'; did you mean 'micro_batch'?"),
+        (["SMALL", *PLAN, "--set", "tp=2"], "unknown dimension 'tp'; did you mean 'mp'?"),
+        (["SMALL", *PLAN, "--set", "zero=2"], "unknown dimension 'zero'; did you mean 'sharding_stage'?"),
         (["SMALL", *PLAN, "--set", "mp=zwei"], "mp must be a whole number of at least 1, not 'zwei'"),
         (["SMALL", *PLAN, "--level", "o9"], "unknown level 'o9'; choose 'o1'"),
         (["SMALL", *PLAN, "--cost-model", "guess"], "no plugin gives a cost model named 'guess'; known are analytic, paddle"),

@@ -17,9 +17,10 @@ from paddle_rbt_plugin.cli.output import Output, Report, make_table, titled
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.handover.trace import trace_layer
-from paddle_rbt_plugin.plan.explain import decision, spell_candidate
+from paddle_rbt_plugin.plan.explain import decision
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.processes import Processes
+from paddle_rbt_plugin.spelling import spell_candidate
 from paddle_rbt_plugin.tuner import Constraint, tune_graph
 
 TOLERANCE = 1e-5

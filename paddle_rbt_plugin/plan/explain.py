@@ -219,7 +219,8 @@ def _find(plan: Plan, name: str) -> tuple[str, TensorPlacement]:
             return key, tensor
     known = [n for key, t in plan.tensors.items() for n in (key, t.structured_name) if n]
     near = difflib.get_close_matches(name, known, 3)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it places {len(plan.tensors)}, such as {known[0]!r}"
+    example = next((t.structured_name for t in plan.tensors.values() if t.structured_name), known[0])
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it places {len(plan.tensors)}, such as {example!r}"
     raise PlanError(f"the plan places no tensor {name!r}; {hint}")
 
 

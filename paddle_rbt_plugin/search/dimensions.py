@@ -19,6 +19,17 @@ _CHOICES = {
 ALL: dict[str, tuple[Any, ...]] = {**_CHOICES, "sharding_stage": (0, 1, 2, 3), "sequence_parallel": (False, True)}
 """All values of the dimensions that are no numbers without a bound."""
 
+_ELSEWHERE = {
+    "tp": "mp",
+    "mbs": "micro_batch",
+    "gradient_accumulation": "accumulate_steps",
+    "zero": "sharding_stage",
+    "sharding": "sharding_stage",
+    "sp": "sequence_parallel",
+    "recomputation": "recompute",
+}
+"""Dimensions by the names that other frameworks give them."""
+
 
 @dataclass(frozen=True)
 class SearchSpace:
@@ -52,7 +63,7 @@ class SearchSpace:
         parsed: dict[str, Any] = {}
         for key, value in (values or {}).items():
             if key not in known:
-                near = difflib.get_close_matches(str(key), known, 1)
+                near = difflib.get_close_matches(_ELSEWHERE.get(str(key), str(key)), known, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise TunerError(f"search_space: unknown dimension {key!r}{hint} (known: {', '.join(known)})")
             if value is None:

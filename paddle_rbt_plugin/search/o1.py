@@ -169,7 +169,7 @@ def run_o1(search: Search) -> SearchResult:
         best, asked = ask_all(search, fitting, misses, KEPT)
     rejected += misses.rejected()
     if not best:
-        raise NoFeasiblePlan(explain_failure(search.cluster, rejected))
+        raise NoFeasiblePlan(explain_failure(search.cluster, search.space, rejected))
     feasible = tuple(ranked(best.values(), search.resolution))
     winner = feasible[0]
     without_meaning = ignored(search.space, search.training.mode == "train")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from paddle_rbt_plugin.cluster import Cluster
@@ -17,6 +17,7 @@ from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.cost.estimate import Estimate
 from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
 from paddle_rbt_plugin.search.bounds import Bound
+from paddle_rbt_plugin.search.dimensions import SearchSpace
 from paddle_rbt_plugin.search.space import Degrees, Rejected, candidate_dict
 from paddle_rbt_plugin.spelling import counted, spell_bytes, spell_candidate
 
@@ -111,14 +112,17 @@ class Misses:
         return found
 
 
-def explain_failure(cluster: Cluster, rejected: Sequence[Rejected]) -> str:
+def explain_failure(cluster: Cluster, space: SearchSpace, rejected: Sequence[Rejected]) -> str:
     """Why nothing can run: the nearest candidate and by how much it misses, or what rules each factorisation out."""
     short_of_memory = [r for r in rejected if r.missing_bytes > 0]
     if short_of_memory:
         nearest = min(short_of_memory, key=lambda r: r.missing_bytes)
+        fixed = [
+            f"{f.name} ({space.source(f.name)})" for f in fields(space) if f.compare and getattr(space, f.name) is not None
+        ]
         return (
             f"no plan fits the memory of {cluster}: the nearest candidate, {spell_candidate(nearest.candidate)}, "
-            f"{nearest.reason}; use more or larger devices, recompute or sharding"
+            f"{nearest.reason}; use more or larger devices" + (f", or leave the tuner {', '.join(fixed)}" if fixed else "")
         )
     devices = counted(cluster.device_count, "device")
     return f"no way to use the {devices} of {cluster} is legal for this model: {_reasons(rejected)}"
