@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from searching import gpt_analysis
 
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import PlanError, TunerError
+from paddle_rbt_plugin.handover.pipeline import check_order
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.tuner import tune_graph
 
@@ -94,6 +97,13 @@ def test_the_stages_of_every_level_cover_the_layers_in_order_and_survive_saving(
         plan.save(tmp_path / "plan.json")
         assert Plan.load(tmp_path / "plan.json") == plan
         assert plan.explain()
+
+
+def test_a_plan_of_stages_in_another_order_than_their_ranks_does_not_train() -> None:
+    plan = planned(pp=2)
+    check_order(plan)
+    with pytest.raises(TunerError, match="begin with the ranks 4, 0"):
+        check_order(replace(plan, stages=plan.stages[::-1]))
 
 
 def test_a_recomputation_that_does_not_exist_is_refused_where_it_stands() -> None:

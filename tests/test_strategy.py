@@ -6,10 +6,19 @@ import paddle.distributed as dist
 import pytest
 from paddle.distributed.auto_parallel import constants
 from paddle.distributed.fleet import auto
+from searching import gpt_analysis
 
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.handover.strategy import constraints_of, is_enabled, precision_of, settings_of
+from paddle_rbt_plugin.handover import chunks
+from paddle_rbt_plugin.handover.strategy import (
+    as_the_program_runs,
+    constraints_of,
+    is_enabled,
+    precision_of,
+    settings_of,
+)
+from paddle_rbt_plugin.tuner import tune_graph
 
 TUNING = {"enable": True, "pass_name": "rule_based_tuner", "level": "o1", "search_space": {"mp": [1, 2]}, "memory_reserve": 0.2}
 
@@ -58,3 +67,25 @@ def test_what_the_strategy_says_elsewhere_is_a_constraint() -> None:
     assert fixed["accumulate_steps"] == (4,)
     assert fixed["sharding_stage"] == (2,)
     assert precision_of(strategy) == "bf16"
+
+
+@pytest.mark.parametrize("vpp", [1, 2])
+def test_an_interleaved_schedule_of_the_strategy_is_a_constraint(vpp: int) -> None:
+    strategy = auto.Strategy()
+    strategy.pipeline.enable, strategy.pipeline.schedule_mode, strategy.pipeline.vpp_degree = True, "VPP", vpp
+    fixed = {key: values for c in constraints_of(strategy) for key, values in c.values.items()}
+    assert fixed["schedule"] == ("VPP",)
+    assert fixed.get("vpp") == ((2,) if vpp == 2 else None)
+
+
+def test_a_paddle_that_cannot_interleave_leaves_the_other_schedules_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "can_be_scheduled", lambda: False)
+    (limit,) = (c for c in constraints_of(auto.Strategy()) if "vpp" in c.values)
+    assert limit.values == {"schedule": ("1F1B", "FThenB"), "vpp": (1,)}
+    assert "Paddle 3.0" in limit.reason
+
+
+def test_the_pass_alone_does_not_interleave_and_says_why() -> None:
+    settings, limits = Settings(cluster="1x2:A100-80G", search_space={"vpp": 2}), as_the_program_runs(pipeline=True)
+    with pytest.raises(TunerError, match=r"outside of auto\.Engine and dist\.to_static needs vpp in \[1\]"):
+        tune_graph(gpt_analysis(4, 8).graph, settings, constraints=limits)

@@ -25,7 +25,7 @@ from paddle_rbt_plugin.handover import patches, recompute
 from paddle_rbt_plugin.handover.engine_state import engine_plan, pass_attributes, set_engine_plan
 from paddle_rbt_plugin.handover.legacy import engine as legacy
 from paddle_rbt_plugin.handover.passes import PLAN, apply_plan
-from paddle_rbt_plugin.handover.pipeline import schedulable
+from paddle_rbt_plugin.handover.pipeline import check_order, schedulable
 from paddle_rbt_plugin.handover.strategy import constraints_of, is_enabled, set_pipeline
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.tuner import TunerWarning
@@ -79,6 +79,7 @@ def _tune(engine: Any, mode: str) -> Plan:
     else:
         apply_plan(program, plan, _placements_for(program, plan))
     engine._fwd_main_progs[mode] = program
+    check_order(plan)
     set_pipeline(strategy, plan)
     patches.tell_engine_its_data_rank(engine, _mesh_of_this_rank(plan))
     return plan

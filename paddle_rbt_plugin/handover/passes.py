@@ -18,6 +18,7 @@ from paddle.distributed.passes.pass_base import PassBase, register_pass
 from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.completion.forms import CPU_FORMS, FORMS, forms_on
 from paddle_rbt_plugin.config import PASS_NAME, Settings
+from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph import is_legacy, read_program
 from paddle_rbt_plugin.graph.legacy import read_legacy_program
 from paddle_rbt_plugin.handover.legacy.annotate import annotate as annotate_legacy
@@ -52,6 +53,7 @@ class RuleBasedTunerPass(PassBase):
         legacy = read_legacy_program(main_program, loss) if is_legacy(main_program) else None
         graph = legacy.graph if legacy is not None else read_program(main_program, loss)
         steps = extra.get("global_batch", 0) // graph.data[0].shape[0] if graph.data and graph.data[0].shape else 1
+        alone = "constraints" not in extra
         asked = set(settings.search_space or {})  # whoever applies this pass alone and asks for these runs their passes, too
         recompute = None if "recompute" in asked and legacy is None else "none"
         extra.setdefault(
@@ -65,6 +67,11 @@ class RuleBasedTunerPass(PassBase):
             annotate_legacy(main_program, legacy, plan)
         else:
             plan = tune_graph(graph, settings, **extra)
+            if alone and plan.vpp > 1:
+                raise TunerError(
+                    f"the plan {settings.load_path!r} interleaves {plan.vpp} chunks per stage, which auto.Engine and "
+                    "dist.to_static run; for the pass alone plan with search_space={'schedule': ['1F1B', 'FThenB']}"
+                )
             mark(main_program, graph, plan)
             apply_plan(main_program, plan, {name: t.placement for name, t in plan.leaves(graph).items()})
         context.set_attr(PLAN, plan)

@@ -46,6 +46,16 @@ def annotate_stages(
     _Annotation(program, graph, plan, placements, forms).run()
 
 
+def check_order(plan: Plan) -> None:
+    """Raises TunerError unless the stages of a plan hold ascending ranks: Paddle tells the stage of a process by its rank."""
+    first = [min(mesh.ranks) for mesh in dict.fromkeys(entry.process_mesh for entry in plan.stages)]
+    if first != sorted(first):
+        raise TunerError(
+            f"the stages of the plan begin with the ranks {', '.join(map(str, first))}, but Paddle runs stages in the order of "
+            "their ranks; start the job with its machines in that order and describe the cluster so, or plan with level='o2'"
+        )
+
+
 @contextmanager
 def schedulable(plan: Plan) -> Iterator[None]:
     """The context in which Paddle makes the program of a rank, and its jobs, of one that is annotated as ``plan`` says."""

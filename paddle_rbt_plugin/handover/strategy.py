@@ -81,7 +81,7 @@ def constraints_of(strategy: Any, legacy: bool = False) -> list[Constraint]:
     sharding = int(strategy.sharding.stage) if strategy.sharding.enable else 0
     pipeline = legacy or strategy.pipeline.enable or not _is_cpu_job()
     steps = accumulate_steps_of(strategy)
-    constraints = as_the_program_runs(steps, recompute, sharding, legacy, pipeline, not_interleaved(legacy))
+    constraints = as_the_program_runs(steps, recompute, sharding, legacy, pipeline, _not_interleaved())
     if strategy.pipeline.enable:
         constraints.append(Constraint("strategy.pipeline", {"schedule": (strategy.pipeline.schedule_mode,)}))
         for name, dimension in (("pp_degree", "pp"), ("vpp_degree", "vpp")):
@@ -91,10 +91,8 @@ def constraints_of(strategy: Any, legacy: bool = False) -> list[Constraint]:
     return constraints
 
 
-def not_interleaved(legacy: bool) -> str | None:
-    """Why the engine does not run the interleaved schedule for programs of that IR; None where it does."""
-    if legacy:
-        return "executing a legacy program, which Paddle does not interleave"
+def _not_interleaved() -> str | None:
+    """Why the engine does not run the interleaved schedule for PIR programs; None where it does."""
     from paddle_rbt_plugin.handover.chunks import can_be_scheduled
 
     return None if can_be_scheduled() else "executing a PIR program by Paddle 3.0, which cannot interleave it"
@@ -108,11 +106,11 @@ def as_the_program_runs(
     pipeline: bool = False,
     not_interleaved: str | None = "executing a program outside of auto.Engine and dist.to_static",
 ) -> list[Constraint]:
-    """What annotating a program cannot change: it accumulates, recomputes and shards as the strategy around it says, and is
-    ``not_interleaved`` for the reason given, if there is one. With ``recompute=None`` it recomputes as planned."""
+    """What annotating a program cannot change: it accumulates, recomputes and shards as the strategy around it says, and, in
+    PIR, is ``not_interleaved`` for the reason given, if there is one. With ``recompute=None`` it recomputes as planned."""
     kept: dict[str, tuple] = {"sequence_parallel": (False,), "layer_meshes": ("one",)}
     executed = [Constraint(f"executing a {'legacy' if legacy else 'PIR'} program in this version", kept)]
-    if not_interleaved is not None:
+    if not legacy and not_interleaved is not None:
         executed.append(Constraint(not_interleaved, {"schedule": ("1F1B", "FThenB"), "vpp": (1,)}))
     if not legacy and not pipeline:
         executed.append(Constraint("executing a PIR program without a pipeline pass", {"pp": (1,)}))
