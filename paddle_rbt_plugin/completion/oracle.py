@@ -388,7 +388,10 @@ def _function(name: str) -> tuple[Any, tuple[Argument, ...]]:
         arguments = signature(spelling) or signature(spelling.removesuffix("_"))
         if function is not None and arguments is not None:
             return function, arguments
-    raise UnsupportedProgram(f"the op {name!r} cannot be built again: Paddle {paddle.__version__} does not list its arguments")
+    raise UnsupportedProgram(
+        f"the op {name!r} cannot be built again: Paddle {paddle.__version__} does not list its arguments; of a custom op a "
+        "plugin says which op of Paddle it computes (register_op_names)"
+    )
 
 
 def producer_of(value: Any) -> Any:

@@ -49,11 +49,12 @@ def with_canonical_names(graph: Graph, names: Mapping[str, CanonicalName]) -> Gr
     Raises UnsupportedProgram where such an op has more operands than that one takes, or lacks an attribute."""
     if not any(op.type in names for op in graph.ops):
         return graph
-    ops = tuple(_renamed(op, names[op.type]) if op.type in names else op for op in graph.ops)
+    ops = tuple(read_as(op, names[op.type]) if op.type in names else op for op in graph.ops)
     return Graph(graph.tensors, ops, graph.loss)
 
 
-def _renamed(op: Op, name: CanonicalName) -> Op:
+def read_as(op: Op, name: CanonicalName) -> Op:
+    """The op that a custom op stands for, with its operands. Raises UnsupportedProgram as ``with_canonical_names`` does."""
     arguments = signature(name.type)
     assert arguments is not None, "checked when the name was registered"
     slots = [a.name for a in arguments if a.kind == "tensor"]

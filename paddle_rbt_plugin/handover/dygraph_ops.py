@@ -12,6 +12,7 @@ along ``mp`` (``tests/test_dygraph_ops.py`` measures it again):
 - The gradient of such a product whose result was gathered comes back whole, and is refused: ``matmul grad infer spmd ...
   verify error``.
 - ``repeat_interleave`` gathers its operand.
+- Custom ops without a sharding rule are refused.
 
 ``install`` puts functions in the place of Paddle's that compute on the local tensors of a rank (``handover.local``) where the
 operands lie so on a mesh of a plan, and are Paddle's own everywhere else. Their collectives are those that completion counts.
@@ -34,6 +35,7 @@ from paddle_rbt_plugin.completion.forms import Form, sharded_form
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.graph.pir import dtype_name
 from paddle_rbt_plugin.graph.rewrite import Step, steps_for
+from paddle_rbt_plugin.handover.custom_ops import arguments, attribute_names, input_names, local_form, operand_of
 from paddle_rbt_plugin.handover.local import Placements, from_local, placements_of, reduced, shared_local, to_local
 
 _meshes: list[Any] = []
@@ -194,10 +196,13 @@ def _is_autocast() -> bool:
 
 def _form(mesh: Any, type_: str, attrs: Mapping[str, Any], operands: Mapping[str, Any]) -> Form:
     """The form of an op on dygraph tensors by slot, as completion finds it."""
-    planned = ProcessMesh(tuple(mesh.dim_names), tuple(mesh.shape), tuple(mesh.process_ids))
     shapes = {slot: tuple(t.shape) for slot, t in operands.items()}
     placements = {slot: _placement(t) for slot, t in operands.items()}
-    return sharded_form(type_, attrs, shapes, placements, planned, dist.get_rank())
+    return sharded_form(type_, attrs, shapes, placements, _planned(mesh), dist.get_rank())
+
+
+def _planned(mesh: Any) -> ProcessMesh:
+    return ProcessMesh(tuple(mesh.dim_names), tuple(mesh.shape), tuple(mesh.process_ids))
 
 
 def _placement(tensor: Any) -> Placement:
@@ -206,6 +211,26 @@ def _placement(tensor: Any) -> Placement:
         if placement.is_shard():
             dims[placement.get_dim()] = axis
     return Placement(tuple(dims))
+
+
+def _custom_op(original: Any, name: str, *args: Any) -> Any:
+    """A custom op on the local tensors, see ``custom_ops``; Paddle refuses it on distributed ones."""
+    names = input_names(name)
+    slots = [list(a) if isinstance(a, (list, tuple)) else [] if a is None else [a] for a in args[: len(names)]]
+    mesh = _mesh_of(*(t for slot in slots for t in slot)) if any(slots) else None
+    if mesh is None:
+        return None
+    attrs = dict(zip(attribute_names(name), args[len(names) :], strict=True))
+    operands = {s: [operand_of(t, _placement(t)) for t in of] for s, of in zip(names, slots, strict=True)}
+    form = local_form(name, attrs, operands, _planned(mesh))
+    places = iter(zip(form.needs, form.gradients, strict=True))
+
+    def local(tensor: Any) -> Any:
+        need, gradient = next(places)
+        return to_local(tensor if placements_of(tensor) == need else dist.reshard(tensor, mesh, need), mesh, gradient)
+
+    made = original(*arguments(name, [[local(t) for t in of] for of in slots], attrs))
+    return [from_local(value, mesh, p, p) for value, p in zip(made, form.results, strict=True)]
 
 
 def _repeat_interleave(original: Any, x: Any, repeats: Any, axis: Any = None, *_: Any, **__: Any) -> Any:
@@ -237,5 +262,6 @@ _FORMS: Sequence[tuple[Any, str, Callable[..., Any]]] = (
     (paddle._C_ops, "embedding", _embedding),
     (paddle._C_ops, "cross_entropy_with_softmax", _cross_entropy),
     (paddle._C_ops, "repeat_interleave", _repeat_interleave),
+    (paddle._C_ops, "_run_custom_op", _custom_op),
 )
 """Where Paddle keeps an op that has another form, its name there, and the form, which answers None where it does not apply."""

@@ -15,8 +15,16 @@ import paddle.distributed as dist
 from paddle.autograd import PyLayer
 from paddle.distributed.auto_parallel.api import dtensor_from_local
 
+from paddle_rbt_plugin.completion.placement import Placement
+
 Placements = Sequence[Any]
 """Paddle's placements, one per mesh axis."""
+
+
+def paddle_placements(placement: Placement, axes: int) -> list[Any]:
+    """Paddle's placements, one per mesh axis."""
+    dims = placement.dims_mapping
+    return [dist.Shard(dims.index(axis)) if axis in dims else dist.Replicate() for axis in range(axes)]
 
 
 def placements_of(x: Any) -> list[Any]:

@@ -17,6 +17,7 @@ from paddle_rbt_plugin.completion.oracle import set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.pir import CONTAINER_OPS, RECOMPUTE_MARKS, SINK_OPS, plain_attrs
+from paddle_rbt_plugin.handover.custom_ops import PREFIX, build_custom_op
 from paddle_rbt_plugin.handover.rewrite import build_op
 
 LEAVES = {"builtin.parameter": "parameter_name", "pd_op.data": "name"}
@@ -41,7 +42,9 @@ def annotate(program: Any, mesh: ProcessMesh, placements: Mapping[str, Placement
     try:
         with paddle.static.program_guard(program):
             # Names first: the container that splits a list result goes with its op, and must not be touched afterwards.
-            for name, op in [(op.name(), op) for op in program.global_block().ops]:
+            ops = [(op.name(), op) for op in program.global_block().ops]
+            has_custom_ops = any(name.startswith(PREFIX) for name, _ in ops)
+            for name, op in ops:
                 if name in LEAVES:
                     leaf = op.attrs()[LEAVES[name]]
                     if leaf not in placements:
@@ -49,15 +52,21 @@ def annotate(program: Any, mesh: ProcessMesh, placements: Mapping[str, Placement
                     set_placement(op.result(0), target, placements[leaf])
                 elif name not in CONTAINER_OPS and name not in SINK_OPS:
                     pir.set_insertion_point(op)
-                    rebuild(op, mesh, forms)
+                    built = rebuild(op, mesh, forms, has_custom_ops)[-1]
+                    if has_custom_ops and not built.operands_source():
+                        # The first op to read a value that is not distributed distributes all such values of the program, and
+                        # so the local ones of custom ops; so there is none.
+                        set_placement(built.result(0), target, Placement.replicated(len(built.result(0).shape)))
     finally:
         if was_dynamic:
             paddle.disable_static()
 
 
-def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str]) -> list[Any]:
+def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], custom_ops: bool = False) -> list[Any]:
     """Builds an op again, on the types that its operands have now, in its place; ``forms`` and what is returned as in
-    ``build_op``."""
+    ``build_op``. ``custom_ops`` says that all values of the program are distributed, without which custom ops cannot be built.
+
+    Raises UnsupportedProgram for an op that cannot be built again."""
     name = op.name().split(".", 1)[1]
     inputs: dict[str, list[Any]] = {}
     for slot, value in zip(op.get_input_names(), op.operands_source(), strict=True):
@@ -67,7 +76,15 @@ def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str]) -> list[Any]:
             inputs[slot] = list(value.get_defining_op().operands_source())
         else:
             inputs[slot] = [value]
-    built = build_op(name, plain_attrs(op), inputs, op.result(0), mesh, forms)
+    if op.name().startswith(PREFIX):
+        if not custom_ops:
+            raise UnsupportedProgram(
+                f"the custom op {name!r} cannot be handed over to pipeline stages; restrict the search to pp 1"
+            )
+        built, results = build_custom_op(name, plain_attrs(op), inputs, mesh, paddle_mesh(mesh))
+    else:
+        built = build_op(name, plain_attrs(op), inputs, op.result(0), mesh, forms)
+        results = _results(built[-1])
     for new in built:
         if op.has_attr("struct_name"):
             new.set_str_attr("struct_name", op.attrs()["struct_name"])
@@ -75,7 +92,7 @@ def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str]) -> list[Any]:
             if op.has_attr(mark):
                 new.set_int_attr(mark, op.attrs()[mark])
         new.op_role = op.op_role
-    for old_result, new_result in zip(_results(op), _results(built[-1]), strict=True):
+    for old_result, new_result in zip(_results(op), results, strict=True):
         new_result.stop_gradient = old_result.stop_gradient
         new_result.persistable = old_result.persistable
         old_result.replace_all_uses_with(new_result)

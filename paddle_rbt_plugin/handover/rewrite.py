@@ -11,7 +11,8 @@ from paddle.distributed.auto_parallel.static.process_group import new_process_gr
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.forms import sharded_form
-from paddle_rbt_plugin.completion.oracle import call_op, placement_of, producer_of
+from paddle_rbt_plugin.completion.oracle import call_op, placement_of, producer_of, set_placement
+from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.graph.pir import dtype_name
 from paddle_rbt_plugin.graph.rewrite import RULES, Step, steps_for
 
@@ -56,6 +57,8 @@ def _build_steps(steps: Sequence[Step], operand: Any) -> list[Any]:
         inputs = {slot: [operand if ref < 0 else values[ref]] for slot, ref in step.inputs.items()}
         (value,) = call_op(step.type, step.attrs.items(), inputs)
         value.stop_gradient = not step.inputs or operand.stop_gradient
+        if not step.inputs and operand.is_dist():
+            set_placement(value, operand.process_mesh, Placement.replicated(len(value.shape)))
         values.append(value)
     return [producer_of(value) for value in values]
 

@@ -1,0 +1,76 @@
+"""Custom ops, built with the compiler: planned and trained where a plugin says what they compute, refused in planning else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import WORKERS, launch
+from paddle.utils import cpp_extension
+
+import paddle_rbt_plugin as rbt
+from paddle_rbt_plugin.errors import UnsupportedProgram
+from paddle_rbt_plugin.handover.structure import verify
+from paddle_rbt_plugin.handover.trace import Trace, trace_layer
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="a custom op needs a compiler")]
+
+PLUGIN = """
+from paddle_rbt_plugin import hookimpl
+@hookimpl
+def register_op_names(register):
+    register("acme_silu", "silu")
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("library")
+    cpp_extension.load("acme_ops", [str(WORKERS / "acme_silu.cc")], build_directory=str(folder))
+    (built,) = folder.rglob("*.so")
+    return built
+
+
+@pytest.fixture
+def named(install: Any) -> None:
+    install("acme", {"names": "acme_names"}, acme_names=PLUGIN)
+
+
+def traced(monkeypatch: pytest.MonkeyPatch) -> Trace:
+    monkeypatch.syspath_prepend(str(WORKERS))
+    from custom_op import Gated, WithLoss, specs
+
+    return trace_layer(WithLoss(Gated()), specs())
+
+
+def test_an_op_that_nothing_is_known_of_is_refused_in_planning(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = traced(monkeypatch).program
+    with pytest.raises(UnsupportedProgram, match=r"'acme_silu'.*register_op_names"):
+        rbt.tune(program, cluster="1x2:A100-80G")
+
+
+@pytest.mark.parametrize("axis", ["dp", "mp"])
+def test_what_is_handed_over_is_what_was_costed(library: Path, named: None, monkeypatch: pytest.MonkeyPatch, axis: str) -> None:
+    trace = traced(monkeypatch)
+    plan = rbt.tune(trace.program, cluster="1x2:A100-80G", search_space={axis: 2})
+    assert plan.patterns["gated_ffn"]["matches"] == 1
+    (comparison,) = verify(plan, trace.graph, trace.program)
+    assert comparison.differences == ()
+
+
+def test_training_gives_the_serial_losses(library: Path, named: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+
+    def losses(processes: int, entry: str, axis: str) -> list[float]:
+        folder = tmp_path / f"{entry}-{axis}"
+        folder.mkdir()
+        return launch("custom_op.py", processes, folder / "out.json", entry, axis, str(library))
+
+    serial = losses(1, "serial", "dp")
+    assert serial[0] != pytest.approx(serial[-1], abs=1e-3)
+    for entry in ("to_static", "dygraph"):
+        for axis in ("dp", "mp"):
+            assert losses(2, entry, axis) == pytest.approx(serial, abs=1e-5), (entry, axis)
