@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from paddle.distributed.passes.pipeline_scheduler_pass.pipeline_vpp import PipelineVirtualPipelinePass
 
 from paddle_rbt_plugin.cost.pipeline import _simulate, in_flight, makespan, stage_order
 
@@ -67,6 +68,20 @@ def test_every_stage_runs_every_pass_once_and_backward_after_forward(schedule: s
         assert len(order) == len(set(order)) == 2 * m * chunks
         place = {what: i for i, what in enumerate(order)}
         assert all(place[i, c, False] < place[i, c, True] for i in range(m) for c in range(chunks))
+
+
+@pytest.mark.skipif(not hasattr(PipelineVirtualPipelinePass, "RECV_FORWARD"), reason="Paddle 3.0 orders its jobs otherwise")
+@given(st.integers(2, 5), st.integers(1, 4), st.integers(2, 4))
+def test_interleaved_passes_are_in_the_order_of_paddles_jobs(p: int, groups: int, v: int) -> None:
+    settings = {"num_micro_batches": groups * p, "pp_degree": p, "vpp_degree": v}
+    for stage in range(p):
+        schedule = PipelineVirtualPipelinePass()
+        for name, value in (settings | {"pp_stage": stage}).items():
+            schedule.set_attr(name, value)
+        jobs = [(job.type(), job.micro_batch_id()) for job in schedule._create_job_list()]
+        passes = [job for job in jobs if job[0].startswith(("forward", "backward"))]
+        ours = stage_order("VPP", stage, p, groups * p, v)
+        assert passes == [(f"{'backward' if back else 'forward'}{chunk}", i) for i, chunk, back in ours]
 
 
 @given(st.sampled_from(["FThenB", "1F1B", "VPP"]), st.integers(2, 6), st.integers(1, 8))

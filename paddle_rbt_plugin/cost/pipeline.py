@@ -28,7 +28,7 @@ def stage_order(schedule: Schedule, stage: int, stages: int, micro_batches: int,
     """The passes of one stage in the order in which it executes them."""
     if schedule == "VPP" and chunks > 1:
         forward, backward = _interleaved(stages, micro_batches, chunks)
-        warm_up = min((stages - 1 - stage) * 2 + (chunks - 1) * stages, len(forward))
+        warm_up = _interleaved_warm_up(stage, stages, micro_batches, chunks)
     else:
         forward = [(i, 0, False) for i in range(micro_batches)]
         backward = [(i, 0, True) for i in range(micro_batches)]
@@ -50,13 +50,18 @@ def _interleaved(stages: int, micro_batches: int, chunks: int) -> tuple[list[Pas
     return forward, backward
 
 
+def _interleaved_warm_up(stage: int, stages: int, micro_batches: int, chunks: int) -> int:
+    """Forward passes of a stage before it alternates. Megatron-LM and Paddle first run all of a step of one group forward."""
+    every = micro_batches * chunks
+    return every if micro_batches == stages else min((stages - 1 - stage) * 2 + (chunks - 1) * stages, every)
+
+
 def in_flight(schedule: Schedule, stage: int, stages: int, micro_batches: int, chunks: int = 1) -> float:
     """The most micro batches that a stage keeps activations of, a chunk counted as its part of the stage."""
     if schedule == "FThenB":
         return micro_batches
     if schedule == "VPP" and chunks > 1:
-        warm_up = (stages - 1 - stage) * 2 + (chunks - 1) * stages
-        return min(warm_up + 1, micro_batches * chunks) / chunks
+        return min(_interleaved_warm_up(stage, stages, micro_batches, chunks) + 1, micro_batches * chunks) / chunks
     return min(stages - stage, micro_batches)
 
 
