@@ -16,11 +16,17 @@ WORKER = Path(__file__).parent / "workers" / "pipeline_numbers.py"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "pp", "vpp", "schedule"),
-    [("gpt", 2, 1, "1F1B"), ("gpt", 2, 1, "FThenB"), ("gpt", 2, 2, "VPP"), ("llama", 2, 2, "VPP"), ("gpt", 4, 2, "VPP")],
+    ("model", "pp", "vpp", "schedule", "recompute"),
+    [
+        ("gpt", 2, 1, "1F1B", "none"),
+        ("gpt", 2, 1, "FThenB", "full"),
+        ("gpt", 2, 2, "VPP", "none"),
+        ("llama", 2, 2, "VPP", "full"),
+        ("gpt", 4, 2, "VPP", "selective"),
+    ],
 )
-def test_a_step_under_a_pipeline_is_the_serial_step(model, pp, vpp, schedule) -> None:
-    space = json.dumps({"pp": pp, "dp": 1, "mp": 1, "vpp": vpp})
+def test_a_step_under_a_pipeline_is_the_serial_step(model, pp, vpp, schedule, recompute) -> None:
+    space = json.dumps({"pp": pp, "dp": 1, "mp": 1, "vpp": vpp, "recompute": recompute})
     run = subprocess.run(
         [sys.executable, "-W", "ignore", str(WORKER), model, space, str(pp), schedule],
         capture_output=True, text=True, env={**os.environ, "PADDLE_TRAINERS_NUM": str(pp)},

@@ -85,6 +85,12 @@ def test_a_paddle_that_cannot_interleave_leaves_the_other_schedules_and_is_named
     assert "Paddle 3.0" in limit.reason
 
 
+def test_a_job_on_gpus_may_interleave() -> None:
+    settings, limits = Settings(cluster="1x4:A100-80G"), as_the_program_runs(steps=8, pipeline=True, not_interleaved=None)
+    plan = tune_graph(gpt_analysis(8, 8).graph, settings, global_batch=64, constraints=limits)
+    assert any(c["schedule"] == "VPP" for c in plan.candidates)
+
+
 def test_the_pass_alone_does_not_interleave_and_says_why() -> None:
     settings, limits = Settings(cluster="1x2:A100-80G", search_space={"vpp": 2}), as_the_program_runs(pipeline=True)
     with pytest.raises(TunerError, match=r"outside of auto\.Engine and dist\.to_static needs vpp in \[1\]"):

@@ -1,5 +1,5 @@
 """``auto.Engine`` with ``strategy.tuning`` and a pipeline, for every rank in one process, up to the jobs of the rank, which are
-played against each other.
+played against each other, those of training and those of evaluation.
 
 Prints JSON, one entry per rank: the degrees of the plan that the engine holds, the parameters of its program, and its jobs. The
 engine runs its own chain (build, the hook, backward, optimizer, partition, reshard, gradient merge, pipeline pass); the
@@ -56,20 +56,31 @@ def prepared(
     rank: int, model: str, space: dict[str, Any], ranks: int, schedule: str, precision: str = "float32", optimizer: Any = None
 ) -> Any:
     """The engine of a rank, its jobs made; AdamW is the default of ``optimizer``."""
-    paddle.disable_static()  # as the engine of the rank before has left it
-    os.environ["PADDLE_TRAINER_ID"] = str(rank)
-    parallel._global_parallel_env = None
+    as_rank(rank)
     # It refuses meshes on which CPUs compute wrong; nothing computes here.
     passes.enable_static_training_on_cpu = lambda meshes: None
-    number_reshards()
     with paddle.utils.unique_name.guard():
         paddle.seed(0)
         engine = engine_of(model, space, ranks, schedule, precision, optimizer or paddle.optimizer.AdamW)
-        engine.to_mode("train")
-        engine._inputs_spec, engine._labels_spec = engine._validate_spec(input_spec(CONFIGS[model], BATCH)), []
-        engine._build("train")
-        engine._parallel_pir("train")
+        make_jobs(engine, model, "train")
     return engine
+
+
+def as_rank(rank: int) -> None:
+    """Lets Paddle take this process for that rank, in dygraph: the engine of the rank before has left it static."""
+    paddle.disable_static()
+    os.environ["PADDLE_TRAINER_ID"] = str(rank)
+    parallel._global_parallel_env = None
+
+
+def make_jobs(engine: Any, model: str, mode: str) -> Any:
+    """Paddle's job plan of the engine in a mode."""
+    number_reshards()
+    engine.to_mode(mode)
+    engine._inputs_spec, engine._labels_spec = engine._validate_spec(input_spec(CONFIGS[model], BATCH)), []
+    engine._build(mode)
+    engine._parallel_pir(mode)
+    return engine._job_plan
 
 
 def report(rank: int, engine: Any) -> dict[str, Any]:
@@ -88,6 +99,11 @@ def main(model: str, space: dict[str, Any], ranks: int, *schedule: str) -> None:
     engines = {rank: prepared(rank, model, space, ranks, *schedule) for rank in range(ranks)}
     play({rank: engine._job_plan for rank, engine in engines.items()}, check_message)
     print("REPORT" + json.dumps([report(rank, engine) for rank, engine in engines.items()]))
+    evaluations = {}
+    for rank, engine in engines.items():
+        as_rank(rank)
+        evaluations[rank] = make_jobs(engine, model, "eval")
+    play(evaluations, check_message)
 
 
 if __name__ == "__main__":
