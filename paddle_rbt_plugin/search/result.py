@@ -117,12 +117,12 @@ def explain_failure(cluster: Cluster, space: SearchSpace, rejected: Sequence[Rej
     short_of_memory = [r for r in rejected if r.missing_bytes > 0]
     if short_of_memory:
         nearest = min(short_of_memory, key=lambda r: r.missing_bytes)
-        fixed = [
-            f"{f.name} ({space.source(f.name)})" for f in fields(space) if f.compare and getattr(space, f.name) is not None
-        ]
+        theirs = (f.name for f in fields(space) if f.compare and f.name not in space.reasons)
+        fixed = [key for key in theirs if getattr(space, key) is not None]
         return (
             f"no plan fits the memory of {cluster}: the nearest candidate, {spell_candidate(nearest.candidate)}, "
-            f"{nearest.reason}; use more or larger devices" + (f", or leave the tuner {', '.join(fixed)}" if fixed else "")
+            f"{nearest.reason}; use more or larger devices"
+            + (f", or leave {', '.join(fixed)} out of search_space" if fixed else "")
         )
     devices = counted(cluster.device_count, "device")
     return f"no way to use the {devices} of {cluster} is legal for this model: {_reasons(rejected)}"

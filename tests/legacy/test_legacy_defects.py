@@ -157,7 +157,7 @@ def test_the_output_of_a_position_embedding_is_split_along_the_batch_only() -> N
 
 def test_a_plan_that_exceeds_the_memory_less_its_reserve_is_no_plan() -> None:
     program = gpt(2, hidden=256, ffn=1024, vocab=4096)
-    with pytest.raises(rbt.NoFeasiblePlan, match="GiB more than"):
+    with pytest.raises(rbt.NoFeasiblePlan, match="MiB more than"):
         rbt.tune(program.main, loss=program.loss, cluster="1x1:V100-16G", memory_reserve=0.999)
 
 
