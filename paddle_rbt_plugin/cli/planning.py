@@ -161,7 +161,7 @@ def _candidates(plan: Plan, top: int) -> RenderableType:
     columns = tuple(name.replace(" ", "\n") for name in names)  # two lines of headings, else they decide the widths
     table = make_table(*columns, right=columns, gap=1 if len(made) > 2 else 3)
     for candidate, row in zip(shown, spelled, strict=True):
-        slower = candidate["step_time_s"] / plan.estimate.step_time_s - 1
+        slower = round(candidate["step_time_s"] / plan.estimate.step_time_s - 1, 3)
         table.add_row(
             *(str(candidate[key]) for key in ("pp", "dp", "mp", "micro_batch")),
             *(row[name] for name in made),
