@@ -8,10 +8,14 @@ from paddle import nn
 from paddle.static import InputSpec
 from small import traced_gpt
 
+import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.completion import Placement
+from paddle_rbt_plugin.completion.oracle import building_pir, call_op, producer_of
 from paddle_rbt_plugin.errors import UnsupportedProgram
+from paddle_rbt_plugin.graph.api import signature
 from paddle_rbt_plugin.handover.replay import annotate
+from paddle_rbt_plugin.handover.structure import verify
 from paddle_rbt_plugin.handover.trace import Trace, trace_layer
 
 MESH = ProcessMesh(("dp", "mp"), (2, 4), tuple(range(8)))
@@ -75,3 +79,36 @@ def test_a_leaf_that_the_plan_does_not_place_is_named() -> None:
     del placements["tokens"]
     with pytest.raises(UnsupportedProgram, match="'tokens'"):
         annotate(trace.program, MESH, placements)
+
+
+@pytest.mark.skipif(not hasattr(paddle._C_ops, "linear_v2"), reason="this Paddle has no op of its own for linear layers")
+def test_linear_layers_of_gpu_builds_are_planned_and_handed_over_as_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = traced_gpt()
+    with monkeypatch.context() as patch:
+        patch.setattr(paddle, "is_compiled_with_cuda", lambda: True)
+        trace = traced_gpt()
+    assert names(trace.program).count("pd_op.linear_v2") == 12
+    assert trace.graph.signature == elsewhere.graph.signature
+    plan = rbt.tune(trace.program, cluster="1x4:A100-80G", search_space={"dp": 2, "mp": 2})
+    assert {"qkv", "ffn", "row_matmul"} <= plan.patterns.keys()
+    assert plan.estimate == rbt.tune(elsewhere.program, cluster="1x4:A100-80G", search_space={"dp": 2, "mp": 2}).estimate
+    (comparison,) = verify(plan, trace.graph, trace.program)
+    assert comparison.differences == ()
+    annotate(trace.program, MESH, batch_sharded(trace))
+    assert names(trace.program) == names(elsewhere.program)
+
+
+def test_ops_of_the_fused_api_and_those_in_place_have_arguments() -> None:
+    assert [a.name for a in signature("fused_rotary_position_embedding") or ()][:5] == ["q", "k", "v", "sin", "cos"]
+    with building_pir(), paddle.static.program_guard(paddle.static.Program()):
+        x, mean, variance = (paddle.static.data(n, shape) for n, shape in (("x", [2, 3, 4, 4]), ("m", [3]), ("v", [3])))
+        attrs = {"is_test": False, "momentum": 0.9, "epsilon": 1e-5, "data_format": "NCHW"}
+        attrs |= {"use_global_stats": False, "trainable_statistics": False}
+        inputs = {"x": [x], "mean": [mean], "variance": [variance], "scale": [], "bias": []}
+        for name in ("batch_norm", "batch_norm_"):
+            assert producer_of(call_op(name, attrs.items(), inputs)[0]).name() == f"pd_op.{name}"
+
+
+def test_an_op_without_listed_arguments_is_refused_with_the_reason() -> None:
+    with pytest.raises(UnsupportedProgram, match="'array_length' cannot be built again"):
+        call_op("array_length", (), {})

@@ -15,6 +15,8 @@ from paddle_rbt_plugin.graph.graph import Graph, Op, Tensor, TensorKind
 CONTAINER_OPS = ("builtin.combine", "builtin.split", "builtin.slice")
 # Where values leave the program.
 SINK_OPS = ("builtin.shadow_output", "builtin.set_parameter")
+# What a linear layer with a bias is on CUDA builds of Paddle 3.3.
+LINEAR = "linear_v2"
 CONSTANT_OPS = ("pd_op.full_int_array", "pd_op.full")
 _CONTROL_FLOW = ("pd_op.if", "pd_op.while", "pd_op.pylayer", "cf.")
 # Numbers of the recomputed regions, with which ``recompute`` in a model marks its ops.
@@ -82,6 +84,8 @@ class Reader:
                 self._tensor(op.result(0), op.attrs()["name"], "data")
             elif name in CONTAINER_OPS or name in SINK_OPS or (name in CONSTANT_OPS and self._is_folded(op)):
                 continue
+            elif name == f"pd_op.{LINEAR}":
+                self._linear(source, op)
             else:
                 self._op(source, op)
         for value_id, op in self.params.items():  # parameters that nothing reads are still held in memory
@@ -127,9 +131,7 @@ class Reader:
     def _op(self, source: int, op: Any) -> None:
         op_name = op.name()
         type_ = op_name.split(".", 1)[1].removesuffix("_")
-        number = self.counts.get(type_, 0)
-        self.counts[type_] = number + 1
-        name = f"{type_}_{number}"
+        name = self._numbered(type_)
         stored = op.attrs()  # a copy with the stack of the caller, which takes its time
         attrs = _plain_values(stored)
         inputs: dict[str, tuple[int, ...]] = {}
@@ -153,6 +155,29 @@ class Reader:
         }
         scope = stored.get("struct_name", "")
         self.ops.append(Op(len(self.ops), name, type_, inputs, outputs, attrs, scope, source))
+
+    def _numbered(self, type_: str) -> str:
+        number = self.counts.get(type_, 0)
+        self.counts[type_] = number + 1
+        return f"{type_}_{number}"
+
+    def _linear(self, source: int, op: Any) -> None:
+        """Reads a ``LINEAR`` as the product and the addition that other builds make of the layer, so that one plan fits all."""
+        x, weight, bias = op.operands_source()
+        result, stored = op.result(0), op.attrs()
+        scope = stored.get("struct_name", "")
+        name = self._numbered("matmul")
+        inputs = {"x": (self._operand(x),), "y": (self._operand(weight),)}
+        product = len(self.tensors)
+        shape, dtype = tuple(int(n) for n in result.shape), dtype_name(result.dtype)
+        stop = bool(x.stop_gradient and weight.stop_gradient)
+        self.tensors.append(Tensor(product, f"{name}.out", shape, dtype, "var", stop_gradient=stop))
+        attrs = {"transpose_x": False, "transpose_y": stored["transpose_weight"]}
+        self.ops.append(Op(len(self.ops), name, "matmul", inputs, {"out": (product,)}, attrs, scope, source))
+        name = self._numbered("add")
+        inputs = {"x": (product,), "y": (self._operand(bias),)}
+        outputs = {"out": self._results(name, "out", result)}
+        self.ops.append(Op(len(self.ops), name, "add", inputs, outputs, {}, scope, source))
 
     def _results(self, op: str, slot: str, value: Any) -> tuple[int, ...]:
         if not is_present(value):

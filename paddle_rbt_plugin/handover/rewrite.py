@@ -13,7 +13,7 @@ from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.forms import sharded_form
 from paddle_rbt_plugin.completion.oracle import call_op, placement_of, producer_of, set_placement
 from paddle_rbt_plugin.completion.placement import Placement
-from paddle_rbt_plugin.graph.pir import dtype_name
+from paddle_rbt_plugin.graph.pir import LINEAR, dtype_name
 from paddle_rbt_plugin.graph.rewrite import RULES, Step, steps_for
 
 _LEAVES = ("builtin.parameter", "pd_op.data")
@@ -32,6 +32,13 @@ def build_op(
     last of which has the op's results.
 
     Raises UnsupportedProgram for an op that the installed Paddle does not list."""
+    if name == LINEAR:  # read as these two
+        product = call_op(
+            "matmul",
+            [("transpose_x", False), ("transpose_y", attrs["transpose_weight"])],
+            {"x": inputs["input"], "y": inputs["weight"]},
+        )
+        return [producer_of(product[0]), producer_of(call_op("add", (), {"x": product, "y": inputs["bias"]})[0])]
     if name in RULES:
         operand = next(values[0] for values in inputs.values())
         if operand.get_defining_op().name() not in _LEAVES:
