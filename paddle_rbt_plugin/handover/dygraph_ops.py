@@ -11,7 +11,8 @@ along ``mp`` (``tests/test_dygraph_ops.py`` measures it again):
 - The gradients of an activation that several column-parallel products read are summed over the ranks one by one, not once.
 - The gradient of such a product whose result was gathered comes back whole, and is refused: ``matmul grad infer spmd ...
   verify error``.
-- ``repeat_interleave`` gathers its operand.
+- ``repeat_interleave`` gathers its operand, and ``expand`` of Paddle 3.0 gives a wrong gradient; both, and ``tile``, are spelt
+  in other ops, see ``graph.rewrite``.
 - Custom ops without a sharding rule are refused.
 
 ``install`` puts functions in the place of Paddle's that compute on the local tensors of a rank (``handover.local``) where the
@@ -233,12 +234,36 @@ def _custom_op(original: Any, name: str, *args: Any) -> Any:
     return [from_local(value, mesh, p, p) for value, p in zip(made, form.results, strict=True)]
 
 
+def _expand(original: Any, x: Any, shape: Any) -> Any:
+    sizes = _numbers(shape, x)
+    return (
+        _rewritten("expand", x, [n if size == -1 else size for n, size in zip(x.shape, sizes, strict=True)]) if sizes else None
+    )
+
+
+def _tile(original: Any, x: Any, repeat_times: Any) -> Any:
+    times = _numbers(repeat_times, x)
+    return _rewritten("tile", x, [n * m for n, m in zip(x.shape, times, strict=True)]) if times else None
+
+
 def _repeat_interleave(original: Any, x: Any, repeats: Any, axis: Any = None, *_: Any, **__: Any) -> Any:
-    if _mesh_of(x) is None or not isinstance(repeats, int) or axis is None:
+    if not isinstance(repeats, int) or axis is None:
         return None
-    axis = axis % x.ndim
-    shape = tuple(n * repeats if d == axis else n for d, n in enumerate(x.shape))
-    steps = steps_for("repeat_interleave", tuple(x.shape), shape, {"axis": axis}, dtype_name(x.dtype))
+    axis = axis % len(x.shape)
+    return _rewritten("repeat_interleave", x, [n * repeats if d == axis else n for d, n in enumerate(x.shape)], axis=axis)
+
+
+def _numbers(values: Any, x: Any) -> list[int]:
+    """The sizes for each dimension of ``x``; none where there are others, or tensors."""
+    plain = isinstance(values, (list, tuple)) and len(values) == len(x.shape) and all(isinstance(n, int) for n in values)
+    return list(values) if plain else []
+
+
+def _rewritten(type_: str, x: Any, shape: Sequence[int], **attrs: Any) -> Any:
+    """What ``graph.rewrite`` makes of an op on a sharded activation."""
+    if _mesh_of(x) is None or x.is_leaf or not any(p.is_shard() for p in x.placements):
+        return None
+    steps = steps_for(type_, tuple(x.shape), tuple(shape), attrs, dtype_name(x.dtype))
     return _run(steps, x) if steps else None
 
 
@@ -261,6 +286,8 @@ _FORMS: Sequence[tuple[Any, str, Callable[..., Any]]] = (
     (paddle.nn.functional, "linear", _linear),
     (paddle._C_ops, "embedding", _embedding),
     (paddle._C_ops, "cross_entropy_with_softmax", _cross_entropy),
+    (paddle._C_ops, "expand", _expand),
+    (paddle._C_ops, "tile", _tile),
     (paddle._C_ops, "repeat_interleave", _repeat_interleave),
     (paddle._C_ops, "_run_custom_op", _custom_op),
 )

@@ -18,6 +18,7 @@ import paddle
 import paddle.distributed as dist
 from paddle import nn
 from paddle.static import InputSpec
+from steps import over_ranks, train
 
 import paddle_rbt_plugin as rbt
 
@@ -65,14 +66,6 @@ def batch(step: int) -> list[np.ndarray]:
     return [random.standard_normal([BATCH, 3, 8, 8]).astype("float32"), random.integers(0, 10, [BATCH, 1])]
 
 
-def over_ranks(loss: Any) -> float:
-    """The mean over the samples of all ranks, each of which holds that over its own."""
-    value = loss._local_value() if isinstance(loss, paddle.Tensor) and loss.is_dist() else paddle.to_tensor(loss)
-    values: list[Any] = []
-    dist.all_gather(values, value.reshape([1]))
-    return float(np.mean([v.numpy() for v in values]))
-
-
 def statistics(network: nn.Layer) -> dict[str, list[float]]:
     states = {name.removeprefix("network."): v for name, v in network.state_dict().items() if "._" in name}
     return {name: (dist.unshard_dtensor(v) if v.is_dist() else v).numpy().tolist() for name, v in sorted(states.items())}
@@ -84,10 +77,10 @@ def main(entry: str, out: str) -> None:
         dist.init_parallel_env()
     paddle.seed(2024)
     network = Network()
-    optimizer = paddle.optimizer.AdamW(1e-2, parameters=network.parameters())
     batches: Any = [batch(step) for step in range(STEPS)]
     spec = [InputSpec([BATCH, 3, 8, 8], "float32", "images"), InputSpec([BATCH, 1], "int64", "labels")]
     if entry == "to_static":
+        optimizer = paddle.optimizer.AdamW(1e-2, parameters=network.parameters())
         strategy = dist.Strategy({"tuning": {"enable": True, "pass_name": "rule_based_tuner", "search_space": SPACE}})
         loss = nn.CrossEntropyLoss()
         model = dist.to_static(network, None, loss, optimizer, strategy, input_spec=[spec[:1], spec[1:]])
@@ -100,14 +93,7 @@ def main(entry: str, out: str) -> None:
             plan = rbt.tune(model, input_spec=spec, search_space=SPACE)
             plan.shard_layer(model)
             batches = plan.shard_dataloader(batches)
-            optimizer = paddle.optimizer.AdamW(1e-2, parameters=network.parameters())
-        losses = []
-        for b in batches:
-            loss = model(*b)
-            loss.backward()
-            optimizer.step()
-            optimizer.clear_grad()
-            losses.append(float(loss) if entry == "serial" else over_ranks(loss))
+        losses = train(model, batches)
     found = {"losses": losses, "statistics": statistics(model if entry == "to_static" else network)}
     if dist.get_rank() == 0:
         Path(out).write_text(json.dumps(found))

@@ -19,6 +19,7 @@ import paddle.distributed as dist
 from paddle import nn
 from paddle.static import InputSpec
 from paddle.utils.cpp_extension import load_op_meta_info_and_register_op
+from steps import over_ranks, train
 
 import paddle_rbt_plugin as rbt
 
@@ -53,13 +54,6 @@ def specs() -> list[InputSpec]:
     return [InputSpec(SHAPE, "float32", name) for name in ("x", "y")]
 
 
-def over_ranks(loss: Any) -> float:
-    value = loss._local_value() if isinstance(loss, paddle.Tensor) and loss.is_dist() else paddle.to_tensor(loss)
-    values: list[Any] = []
-    dist.all_gather(values, value.reshape([1]))
-    return float(np.mean([v.numpy() for v in values]))
-
-
 def main(entry: str, axis: str, library: str, out: str) -> None:
     paddle.set_device("cpu")
     if "PADDLE_TRAINER_ID" in os.environ:
@@ -82,14 +76,7 @@ def main(entry: str, axis: str, library: str, out: str) -> None:
             plan = rbt.tune(model, input_spec=specs(), search_space=space)
             plan.shard_layer(model)
             batches = plan.shard_dataloader(batches)
-        optimizer = paddle.optimizer.AdamW(1e-2, parameters=network.parameters())
-        losses = []
-        for b in batches:
-            loss = model(*b)
-            loss.backward()
-            optimizer.step()
-            optimizer.clear_grad()
-            losses.append(float(loss) if entry == "serial" else over_ranks(loss))
+        losses = train(model, batches)
     if dist.get_rank() == 0:
         Path(out).write_text(json.dumps(losses))
 
