@@ -16,7 +16,7 @@ from typing import Any
 import paddle
 from paddle.distributed import parallel
 from paddle.distributed.fleet import auto
-from pipeline_play import check_message, number_reshards, play
+from pipeline_play import begin, check_message, play
 
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.handover import passes
@@ -62,7 +62,7 @@ def prepared(
     with paddle.utils.unique_name.guard():
         paddle.seed(0)
         engine = engine_of(model, space, ranks, schedule, precision, optimizer or paddle.optimizer.AdamW)
-        make_jobs(engine, model, "train")
+        make_jobs(rank, engine, model, "train")
     return engine
 
 
@@ -73,9 +73,9 @@ def as_rank(rank: int) -> None:
     parallel._global_parallel_env = None
 
 
-def make_jobs(engine: Any, model: str, mode: str) -> Any:
-    """Paddle's job plan of the engine in a mode."""
-    number_reshards()
+def make_jobs(rank: int, engine: Any, model: str, mode: str) -> Any:
+    """Paddle's job plan of the engine of a rank in a mode."""
+    begin(rank)
     engine.to_mode(mode)
     engine._inputs_spec, engine._labels_spec = engine._validate_spec(input_spec(CONFIGS[model], BATCH)), []
     engine._build(mode)
@@ -102,7 +102,7 @@ def main(model: str, space: dict[str, Any], ranks: int, *schedule: str) -> None:
     evaluations = {}
     for rank, engine in engines.items():
         as_rank(rank)
-        evaluations[rank] = make_jobs(engine, model, "eval")
+        evaluations[rank] = make_jobs(rank, engine, model, "eval")
     play(evaluations, check_message)
 
 

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import paddle
-from paddle.distributed.auto_parallel.static.process_group import get_process_group
+from paddle.distributed.auto_parallel.static import process_group
 from paddle.distributed.auto_parallel.static.reshard_funcs.same_status_reshard_func import SameStatusReshardFunction
 
 from paddle_rbt_plugin.handover import chunks
 
 KINDS = {"pd_op.send_v2": "send", "pd_op.recv_v2": "receive"}
+_GROUPS: dict[int, dict[int, Any]] = {}
+"""The communicators of every rank, by number."""
 
 
 def play(plans: Mapping[int, Any], act: Callable[[int, Any, Any, Any], Any]) -> int:
@@ -34,14 +36,14 @@ def play(plans: Mapping[int, Any], act: Callable[[int, Any, Any, Any], Any]) -> 
             for op in plan.ir_program(job.type()).global_block().ops:
                 kind, message = KINDS.get(op.name()), None
                 if kind == "receive":
-                    channel = channels[op.attrs()["ring_id"], peer(op), rank]
+                    channel = channels[op.attrs()["ring_id"], peer(rank, op), rank]
                     while not channel:
-                        waiting[rank] = f"for rank {peer(op)} in {job.type()} of micro batch {job.micro_batch_id()}"
+                        waiting[rank] = f"for rank {peer(rank, op)} in {job.type()} of micro batch {job.micro_batch_id()}"
                         yield
                     message = channel.popleft()
                 result = act(rank, job, op, message)
                 if kind == "send":
-                    channels[op.attrs()["ring_id"], rank, peer(op)].append(result)
+                    channels[op.attrs()["ring_id"], rank, peer(rank, op)].append(result)
                     sent += 1
                 done += 1
 
@@ -66,8 +68,13 @@ def check_message(_: int, job: Any, op: Any, message: Any) -> Any:
     return expected
 
 
-def number_reshards() -> None:
-    """Lets the sends and receives that are made next carry the number of their reshard, which is the same on every rank."""
+def begin(rank: int) -> None:
+    """To be called before a program of a rank is made: communicators are those that the process of the rank has, whose numbers
+    its peers must give them as well, and sends and receives carry the number of their reshard, the same on every rank."""
+    if rank not in _GROUPS:
+        process_group.clear_all_process_groups()
+        _GROUPS[rank] = process_group._g_process_group_map
+    process_group._g_process_group_map = _GROUPS[rank]
     numbers = iter(range(10**6))
 
     def numbered(original: Any) -> Any:
@@ -90,6 +97,6 @@ def number_reshards() -> None:
         setattr(owner, name, numbered(getattr(current, "original", current)))
 
 
-def peer(op: Any) -> int:
+def peer(rank: int, op: Any) -> int:
     """The rank at the other end: an op names its place in the group."""
-    return int(get_process_group(op.attrs()["ring_id"]).ranks[op.attrs()["peer"]])
+    return int(_GROUPS[rank][op.attrs()["ring_id"]].ranks[op.attrs()["peer"]])

@@ -20,7 +20,7 @@ from paddle.distributed.auto_parallel.static import engine
 from paddle.distributed.auto_parallel.static.pir_pass import pipeline_pass
 from paddle.distributed.auto_parallel.static.reshard_funcs.same_status_reshard_func import SameStatusReshardFunction
 from paddle.distributed.auto_parallel.strategy import PipelineConfig
-from pipeline_play import KINDS, check_message, number_reshards, peer, play
+from pipeline_play import KINDS, begin, check_message, peer, play
 
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.handover import chunks
@@ -47,7 +47,7 @@ def main(model: str, space: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
     reports, jobs = [], {}
     for rank in range(ranks):
         with as_rank(rank), schedulable(plan):
-            made = Rank(trace, plan)
+            made = Rank(trace, plan, rank)
             reports.append({"rank": rank, **made.report(layer, plan, rank)})
             jobs[rank] = made.jobs
     for schedule in jobs[0]:
@@ -58,8 +58,8 @@ def main(model: str, space: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
 class Rank:
     """The program of the rank that Paddle takes this process for."""
 
-    def __init__(self, trace: Any, plan: Any):
-        number_reshards()
+    def __init__(self, trace: Any, plan: Any, rank: int):
+        begin(rank)
         self.program = trace.program.clone()
         leaves = {name: t.placement for name, t in plan.leaves(trace.graph).items()}
         annotate_stages(self.program, trace.graph, plan, leaves)
@@ -93,7 +93,7 @@ class Rank:
         for op in self.dense.global_block().ops:
             if kind := KINDS.get(op.name()):
                 value = op.operand_source(0) if kind == "send" else op.result(0)
-                messages.append([kind, peer(op), list(value.shape), op.op_role])
+                messages.append([kind, peer(rank, op), list(value.shape), op.op_role])
         return {
             "loss_ranks": self.loss_ranks,
             "parameters": parameters,
