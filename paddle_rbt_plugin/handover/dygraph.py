@@ -12,7 +12,7 @@ from paddle_rbt_plugin.cluster import Cluster, check_job
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import PlanError, TunerError
 from paddle_rbt_plugin.handover.dygraph_ops import install
-from paddle_rbt_plugin.handover.local import paddle_placements as paddle_placements
+from paddle_rbt_plugin.handover.local import paddle_placements
 from paddle_rbt_plugin.handover.replay import paddle_mesh
 from paddle_rbt_plugin.plan.plan import Plan, TensorPlacement
 

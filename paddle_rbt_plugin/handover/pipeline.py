@@ -26,7 +26,7 @@ from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram
 from paddle_rbt_plugin.graph import Graph
 from paddle_rbt_plugin.graph.pir import CONTAINER_OPS, SINK_OPS
 from paddle_rbt_plugin.handover.chunks import can_be_scheduled, mark
-from paddle_rbt_plugin.handover.dygraph import paddle_placements
+from paddle_rbt_plugin.handover.local import paddle_placements
 from paddle_rbt_plugin.handover.patches import chunks_as_marked, receives_awaited
 from paddle_rbt_plugin.handover.replay import LEAVES, paddle_mesh, rebuild
 from paddle_rbt_plugin.layers import cluster_layers
