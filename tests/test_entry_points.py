@@ -62,3 +62,12 @@ def test_both_orders_of_two_axes_train_to_the_serial_loss_in_dygraph(tmp_path: P
 def test_one_process_trains_exactly_as_without_the_tuner(tmp_path: Path, serial: list[float]) -> None:
     result = launch("entry_points.py", 1, tmp_path / "result.json", "engine-attributes", "{}", str(STEPS))
     assert result["losses"] == serial
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", ["engine-merge", "engine-amp"])
+def test_fit_trains_with_gradient_merge_and_in_half_precision(tmp_path: Path, serial: list[float], entry: str) -> None:
+    space = json.dumps({"dp": 2, "recompute": "none"})
+    result = launch("entry_points.py", 2, tmp_path / "result.json", entry, space, str(STEPS))
+    assert len(result["losses"]) == STEPS
+    np.testing.assert_allclose(result["losses"], serial, rtol=0, atol=1e-5 if entry == "engine-merge" else 0.05)

@@ -8,20 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import paddle
 import pytest
 from launching import launch
+from paddle import nn
 from paddle.distributed.fleet import auto
-from small import SMALL_GPT, traced_gpt
+from small import SMALL_GPT, static_program, traced_gpt
 
 from paddle_rbt_plugin.completion import Collective, Kernel, Placement, Value
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.cost.recompute import run_again
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.handover.recompute import constraints, is_marked, mark, recomputes
+from paddle_rbt_plugin.handover.recompute import constraints, is_allowed, is_marked, mark, recomputes, switched_on
 from paddle_rbt_plugin.handover.trace import Trace
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.plan.plan import Plan
-from paddle_rbt_plugin.tuner import tune_graph
+from paddle_rbt_plugin.tuner import Constraint, tune_graph
 
 MARK = "fwd_recompute_id"
 
@@ -102,8 +104,35 @@ def test_layers_that_draw_random_numbers_are_not_recomputed() -> None:
     (limit,) = constraints(strategy(False), program)
     assert limit.values["recompute"] == ("none",)
     assert "dropout" in limit.reason
-    with pytest.raises(TunerError, match=r"dropout_.* draws random numbers.*train without dropout"):
+    with pytest.raises(TunerError, match=r"dropout_.* draws random numbers.*train without recomputation or without such ops"):
         constraints(strategy(True), program)
+
+
+def test_layers_that_change_their_operands_are_not_recomputed() -> None:
+    def build_forward() -> None:
+        blocks = (layer for _ in range(3) for layer in (nn.Linear(16, 16), nn.BatchNorm1D(16), nn.ReLU()))
+        paddle.mean(nn.Sequential(*blocks)(paddle.static.data("x", [8, 16], "float32")))
+
+    (limit,) = constraints(strategy(False), static_program(build_forward))
+    assert limit.values["recompute"] == ("none",)
+    assert "batch_norm_0 in the layers changes its operands" in limit.reason
+
+
+def test_a_loaded_plan_recomputes_only_what_the_job_allows() -> None:
+    plan = planned(traced_gpt(), "full")
+    assert is_allowed(plan, [Constraint("a", {"recompute": ("none", "full")}), Constraint("b", {"pp": (1,)})])
+    assert not is_allowed(plan, [Constraint("a", {"recompute": ("none",)})])
+
+
+def test_the_strategy_of_the_user_is_as_it_was() -> None:
+    traced = traced_gpt()
+    plan, program, made = planned(traced, "full"), traced.program.clone(), strategy(False)
+    mark(program, traced.graph, plan)
+    with switched_on(made, program, plan):
+        assert made.recompute.enable
+    assert not made.recompute.enable
+    with switched_on(made, traced.program, plan):  # nothing is marked
+        assert not made.recompute.enable
 
 
 def test_backward_runs_no_op_again_that_nothing_reads_and_communicates_no_value_from_outside() -> None:

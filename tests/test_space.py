@@ -178,3 +178,10 @@ def test_what_rules_out_a_way_to_use_the_devices_is_named(layers, space, reason)
     reasons = [r.reason for r in rejected if all(r.candidate[k] == space.get(k, r.candidate[k]) for k in ("pp", "dp", "mp"))]
     assert not found and reasons
     assert all(re.search(reason, r) for r in reasons), reasons
+
+
+@pytest.mark.parametrize("fixed", [{"vpp": 2}, {"schedule": "VPP"}], ids=str)
+def test_ways_of_one_stage_are_rejected_where_interleaving_is_asked_for(fixed) -> None:
+    found, rejected = enumerate_all(search_of("1x4:A100-80G", **fixed))
+    assert found and all(c.pp > 1 and c.vpp > 1 for c in found)
+    assert any(r.candidate["pp"] == 1 and "interleaves pipeline stages, and there is only one" in r.reason for r in rejected)

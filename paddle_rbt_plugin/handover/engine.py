@@ -48,7 +48,8 @@ def install() -> None:
     @functools.wraps(original)
     def parallel_pir(engine: Any, mode: str) -> Any:
         if is_enabled(engine._strategy.tuning):
-            with schedulable(_tune(engine, mode)):
+            plan = _tune(engine, mode)
+            with schedulable(plan), recompute.switched_on(engine._strategy, engine._fwd_main_progs[mode], plan):
                 return original(engine, mode)
         if engine._strategy.auto_mode == "full_rule_based":
             warnings.warn(
@@ -75,7 +76,6 @@ def _tune(engine: Any, mode: str) -> Plan:
         new_pass(PASS_NAME, attrs).apply([program], [engine._startup_progs[mode]], context)
         plan = context.get_attr(PLAN)
         set_engine_plan(engine, plan)
-        strategy.recompute.enable = recompute.recomputes(plan)
     else:
         apply_plan(program, plan, _placements_for(program, plan))
     engine._fwd_main_progs[mode] = program

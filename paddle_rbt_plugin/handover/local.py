@@ -58,10 +58,11 @@ def shared_local(x: Any, mesh: Any, gradient: Placements) -> Any:
     summed before anything is communicated."""
     if x.is_leaf or not paddle.is_grad_enabled():  # what goes on beyond one backward pass cannot be shared
         return to_local(x, mesh, gradient)
-    version, before, local = getattr(x, _SHARED, (None, None, None))
-    if version != x.inplace_version or before != list(gradient):
+    now = x.inplace_version, x.stop_gradient, list(gradient)
+    before, local = getattr(x, _SHARED, (None, None))
+    if before != now:
         local = to_local(x, mesh, gradient)
-        setattr(x, _SHARED, (x.inplace_version, list(gradient), local))
+        setattr(x, _SHARED, (now, local))
     return local
 
 

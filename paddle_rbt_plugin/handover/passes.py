@@ -25,7 +25,7 @@ from paddle_rbt_plugin.handover.legacy.annotate import annotate as annotate_lega
 from paddle_rbt_plugin.handover.legacy.judge import tune_legacy
 from paddle_rbt_plugin.handover.patches import enable_static_training_on_cpu
 from paddle_rbt_plugin.handover.pipeline import annotate_stages
-from paddle_rbt_plugin.handover.recompute import mark
+from paddle_rbt_plugin.handover.recompute import is_allowed, mark
 from paddle_rbt_plugin.handover.replay import annotate, paddle_mesh
 from paddle_rbt_plugin.handover.strategy import as_the_program_runs
 from paddle_rbt_plugin.plan.plan import Plan
@@ -72,7 +72,8 @@ class RuleBasedTunerPass(PassBase):
                     f"the plan {settings.load_path!r} interleaves {plan.vpp} chunks per stage, which auto.Engine and "
                     "dist.to_static run; for the pass alone plan with search_space={'schedule': ['1F1B', 'FThenB']}"
                 )
-            mark(main_program, graph, plan)
+            if is_allowed(plan, extra["constraints"]):
+                mark(main_program, graph, plan)
             apply_plan(main_program, plan, {name: t.placement for name, t in plan.leaves(graph).items()})
         context.set_attr(PLAN, plan)
 

@@ -221,7 +221,9 @@ def let_engine_fit_in_pir() -> None:
 
     Reason: they read ``_dist_contexts``, which PIR leaves empty: ``fit`` fails in ``_validate_batch_size`` and, past it, in
     ``_prepare_dataloader``, ``_prepare_fetch``, ``optimizer`` and ``_prepare_logger``; ``run`` fails in ``_prepare_reader``.
-    Engines that are not in PIR mode keep Paddle's methods. Versions: 3.0 to 3.3.
+    Past these, ``fit`` asks the optimizer that mixed precision wraps for a learning rate, which it has not, and cuts a batch
+    into micro batches that the jobs of gradient merge cut again. Engines that are not in PIR mode keep Paddle's methods.
+    Versions: 3.0 to 3.3.
     """
     from paddle.distributed.auto_parallel.static.engine import Engine
 
@@ -236,7 +238,9 @@ def let_engine_fit_in_pir() -> None:
     Engine._prepare_fetch = in_pir(Engine._prepare_fetch, _pir_fetch)
     Engine._prepare_logger = in_pir(Engine._prepare_logger, _pir_logs)
     Engine._prepare_reader = in_pir(Engine._prepare_reader, lambda engine, feed_list=(): None)
-    Engine.optimizer = property(in_pir(Engine.optimizer.fget, lambda engine: engine._optimizer))
+    Engine.optimizer = property(in_pir(Engine.optimizer.fget, lambda e: getattr(e._optimizer, "_optimizer", e._optimizer)))
+    cut = Engine._validate_batch
+    Engine._validate_batch = in_pir(cut, lambda engine, batch: batch if engine._mode == "train" else cut(engine, batch))
 
 
 def _pir_dataloader(
@@ -295,6 +299,13 @@ def _flat(sample: Any) -> list[Any]:
 def _pir_fetch(engine: Any, user_fetches: Any, mode: str) -> tuple[list[Any], list[list[int]]]:
     """The loss, or in prediction every output, as values of the program that runs."""
     program = engine.main_program
+    if (
+        mode == "train" and engine._job_plan is not None
+    ):  # the jobs of micro batches; the loss is a value of the last forward one
+        interleaved = engine._strategy.pipeline.enable and engine._strategy.pipeline.schedule_mode == "VPP"
+        program = engine._job_plan.ir_program(
+            f"forward{engine._strategy.pipeline.vpp_degree - 1}" if interleaved else "forward"
+        )
     outputs = [op for op in program.global_block().ops if op.name() == "builtin.shadow_output"]
     by_name = {op.attrs()["output_name"]: op.operand_source(0) for op in outputs}
     if mode == "predict":
@@ -320,5 +331,5 @@ def _pir_logs(
     if mode == "predict":
         logs["outputs"] = {f"out{i}": value for i, value in enumerate(values)}
     elif values:
-        logs["loss"] = values[0]
+        logs["loss"] = np.mean(values[0])  # of the micro batches
     return logs | {"fetches": {}}

@@ -7,13 +7,14 @@ recomputes a layer or its attention core instead, so their ops get the numbers h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from paddle_rbt_plugin.completion import Kernel, Placement, SegmentWork, Value
 from paddle_rbt_plugin.cost.attention import forward_cores
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.graph import Graph, Op, read_program
+from paddle_rbt_plugin.graph import Graph, read_program
 from paddle_rbt_plugin.graph.pir import RECOMPUTE_MARKS
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.layers.layers import Segment
@@ -22,12 +23,23 @@ from paddle_rbt_plugin.tuner import Constraint
 
 _MARK = RECOMPUTE_MARKS[0]
 _RANDOM = frozenset(
-    {"bernoulli", "binomial", "dropout", "exponential", "flash_attn", "flash_attn_unpadded", "fused_dropout_add", "gaussian"}
-    | {"gumbel_softmax", "multinomial", "poisson", "randint", "randperm", "rrelu", "standard_gamma"}
-    | {"truncated_gaussian_random", "uniform"}
+    {
+        "bernoulli",
+        "binomial",
+        "class_center_sample",
+        "dirichlet",
+        "dropout",
+        "exponential",
+        "flash_attn",
+        "flash_attn_qkvpacked",
+    }
+    | {"flash_attn_unpadded", "flash_attn_varlen_qkvpacked", "flashmask_attention", "fractional_max_pool2d"}
+    | {"fractional_max_pool3d", "fused_attention", "fused_bias_dropout_residual_layer_norm", "fused_dropout_add"}
+    | {"fused_feedforward", "gaussian", "gumbel_softmax", "memory_efficient_attention", "multinomial", "poisson", "randint"}
+    | {"randperm", "rrelu", "standard_gamma", "truncated_gaussian_random", "uniform"}
 )
 """Ops that draw random numbers."""
-_PROBABILITIES = ("p", "dropout")
+_PROBABILITIES = ("p", "dropout", "dropout_p", "dropout_rate")
 """Attributes that are 0 where such an op draws none."""
 
 
@@ -59,26 +71,50 @@ def is_marked(program: Any) -> bool:
 def constraints(strategy: Any, program: Any) -> list[Constraint]:
     """What a strategy and a serial program leave of the ways to recompute; empty where all are open.
 
-    Raises TunerError for a strategy that asks for the recomputation of random ops, which the model does not mark itself."""
+    Raises TunerError for a strategy that asks for the recomputation of ops that cannot be run twice, which the model does not
+    mark itself."""
     asked = bool(strategy.recompute.enable)
     if is_marked(program):
         return [Constraint("the regions that the model marks", {"recompute": ("full",) if asked else ("none", "full")})]
-    graph = read_program(program, needs_loss=False)
-    in_blocks = (graph.ops[i] for block in cluster_layers(graph).blocks for i in block.ops)
-    drawn = next((op for op in in_blocks if _draws(op)), None)
-    if drawn is None:
+    obstacle = _obstacle(program)
+    if obstacle is None:
         return [Constraint("strategy.recompute", {"recompute": ("selective", "full")})] if asked else []
     if asked:
         raise TunerError(
-            f"strategy.recompute is enabled, but {drawn.name} in the layers draws random numbers, and Paddle's recomputation "
-            "would draw others; train without dropout, or wrap what can be in paddle.distributed.fleet.utils.recompute"
+            f"strategy.recompute is enabled, but {obstacle}; train without recomputation or without such ops, or wrap what can "
+            "be recomputed in paddle.distributed.fleet.utils.recompute"
         )
-    return [Constraint(f"executing {drawn.name}, which recomputed would draw other random numbers", {"recompute": ("none",)})]
+    return [Constraint(f"executing a program in which {obstacle}", {"recompute": ("none",)})]
 
 
-def _draws(op: Op) -> bool:
-    silent = op.attrs.get("is_test") or any(op.attrs.get(name) == 0 for name in _PROBABILITIES)
-    return op.type in _RANDOM and not silent
+def is_allowed(plan: Plan, limits: Iterable[Constraint]) -> bool:
+    """Whether every constraint allows what the plan recomputes; those of a loaded plan are only warned about."""
+    ways = {strategy_of(plan, entry) for entry in range(len(plan.stages))}
+    return all(ways <= {*limit.values["recompute"], "none"} for limit in limits if "recompute" in limit.values)
+
+
+@contextmanager
+def switched_on(strategy: Any, program: Any, plan: Plan) -> Iterator[None]:
+    """Lets Paddle recompute what is marked in ``program``, where strategy or plan ask for it; the strategy is the user's, and
+    as it was afterwards."""
+    asked = strategy.recompute.enable
+    strategy.recompute.enable = is_marked(program) and bool(asked or recomputes(plan))
+    try:
+        yield
+    finally:
+        strategy.recompute.enable = asked
+
+
+def _obstacle(program: Any) -> str | None:
+    """Why the layers of a program cannot be run twice, if they cannot."""
+    graph, ops = read_program(program, needs_loss=False), program.global_block().ops
+    for op in (graph.ops[i] for block in cluster_layers(graph).blocks for i in block.ops):
+        silent = op.attrs.get("is_test") or any(op.attrs.get(name) == 0 for name in _PROBABILITIES)
+        if op.type in _RANDOM and not silent:
+            return f"{op.name} in the layers draws random numbers, of which Paddle's recomputation would draw others"
+        if ops[op.source].name().endswith("_"):
+            return f"{op.name} in the layers changes its operands, and recomputation would do so twice"
+    return None
 
 
 def _regions(graph: Graph, plan: Plan) -> Iterator[frozenset[int]]:

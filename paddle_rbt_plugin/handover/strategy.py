@@ -113,7 +113,7 @@ def as_the_program_runs(
     if not legacy and not_interleaved is not None:
         executed.append(Constraint(not_interleaved, {"schedule": ("1F1B", "FThenB"), "vpp": (1,)}))
     if not legacy and not pipeline:
-        executed.append(Constraint("executing a PIR program without a pipeline pass", {"pp": (1,)}))
+        executed.append(Constraint("executing a PIR program while strategy.pipeline is off", {"pp": (1,)}))
     if recompute is not None:
         executed.append(Constraint("strategy.recompute", {"recompute": (recompute,)}))
     return [

@@ -32,7 +32,7 @@ from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.errors import NoFeasiblePlan
 from paddle_rbt_plugin.search.analysis import Analysis
 from paddle_rbt_plugin.search.dimensions import ALL, DEGREES, SearchSpace
-from paddle_rbt_plugin.search.unmet import check_met, why_none
+from paddle_rbt_plugin.search.unmet import check_met, interleaving, why_none
 from paddle_rbt_plugin.spelling import counted
 
 MAX_MICRO_BATCH = 32
@@ -90,6 +90,12 @@ def ways(analysis: Analysis, cluster: Cluster, training: Training, space: Search
             found.append(degrees)
     if found:
         check_met(space, partial(_every_candidate, analysis, cluster, training), training.mode == "train")
+    asked = interleaving(space)
+    if asked:  # some way has it, so those that cannot are not what the user wants
+        rejected += [
+            Rejected(d.to_dict(), f"{asked} interleaves pipeline stages, and there is only one") for d in found if d.pp == 1
+        ]
+        found = [d for d in found if d.pp > 1]
     return found, rejected
 
 

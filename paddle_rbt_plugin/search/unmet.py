@@ -50,6 +50,15 @@ def check_met(space: SearchSpace, candidates: Enumerate, train: bool) -> None:
             raise NoFeasiblePlan(_why_unmet(space, key, candidates))
 
 
+def interleaving(space: SearchSpace) -> str:
+    """What the user fixes that only interleaved pipelines have; empty where nothing is."""
+    for key, plain in (("vpp", {1}), ("schedule", {"1F1B", "FThenB"})):
+        values = getattr(space, key)
+        if values is not None and key not in space.reasons and plain.isdisjoint(values):
+            return _asked(space, key)
+    return ""
+
+
 def ignored(space: SearchSpace, train: bool) -> str:
     """What of the space is without meaning for the mode, as a note; empty where nothing is. Who evaluates with the settings of
     training, as an engine does, need not take them back."""

@@ -2,7 +2,8 @@
 
     python -m paddle.distributed.launch --nproc_per_node 2 --backend gloo entry_points.py ENTRY SPACE STEPS
 
-``ENTRY`` is serial, pass, engine-attributes, engine-dict, engine-run, to_static or dygraph; ``SPACE`` is JSON.
+``ENTRY`` is serial, pass, engine-attributes, engine-dict, engine-merge, engine-amp, engine-run, to_static or dygraph;
+``SPACE`` is JSON.
 """
 
 from __future__ import annotations
@@ -106,6 +107,10 @@ def run(entry: str, space: dict, steps: int) -> dict:
         strategy = auto.Strategy()
         for name, value in tuning.items():
             setattr(strategy.tuning, name, value)
+    if entry == "engine-merge":
+        strategy.gradient_merge.enable, strategy.gradient_merge.k_steps, strategy.gradient_merge.avg = True, 2, True
+    if entry == "engine-amp":
+        strategy.amp.enable, strategy.amp.dtype, strategy.amp.level = True, "bfloat16", "O1"
     engine = auto.Engine(network, model.criterion, optimizer, strategy=strategy)
     if entry == "engine-run":
         engine.prepare(spec[:3], spec[3:], mode="train")
@@ -117,7 +122,8 @@ def run(entry: str, space: dict, steps: int) -> dict:
     recorded = Losses()
     engine.fit(Samples(batches), batch_size=BATCH, epochs=1, verbose=0, callbacks=[recorded])
     recomputed = sum(op.has_attr("bwd_recompute_id") for op in engine.main_program.global_block().ops)
-    evaluated = engine.evaluate(Samples(batches), batch_size=BATCH, verbose=0)["loss"]
+    merges = strategy.gradient_merge.enable  # Paddle cuts the batches of evaluation, too, and traces them uncut
+    evaluated = float("nan") if merges else engine.evaluate(Samples(batches), batch_size=BATCH, verbose=0)["loss"]
     plan = rbt.engine_plan(engine).to_dict()
     return {"plan": plan, "losses": recorded.losses, "evaluated": float(evaluated), "recomputed_ops": recomputed}
 
