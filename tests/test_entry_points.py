@@ -27,7 +27,7 @@ def plan_of(result: dict) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("space", [{"mp": 2}, {"dp": 2}], ids=["mp2", "dp2"])
+@pytest.mark.parametrize("space", [{"mp": 2}, {"dp": 2, "sharding_stage": 0}], ids=["mp2", "dp2"])
 def test_every_entry_point_finds_the_same_plan_and_trains_to_the_serial_loss(
     tmp_path: Path, serial: list[float], space: dict
 ) -> None:

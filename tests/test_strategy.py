@@ -61,11 +61,9 @@ def test_a_misspelt_field_is_named_whether_from_a_dict_or_an_attribute() -> None
 def test_what_the_strategy_says_elsewhere_is_a_constraint() -> None:
     strategy = auto.Strategy()
     strategy.gradient_merge.enable, strategy.gradient_merge.k_steps = True, 4
-    strategy.sharding.enable, strategy.sharding.stage = True, 2
     strategy.amp.enable, strategy.amp.dtype = True, "bfloat16"
     fixed = {key: values for c in constraints_of(strategy) for key, values in c.values.items()}
     assert fixed["accumulate_steps"] == (4,)
-    assert fixed["sharding_stage"] == (2,)
     assert precision_of(strategy) == "bf16"
 
 

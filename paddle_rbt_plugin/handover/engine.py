@@ -21,7 +21,7 @@ from paddle_rbt_plugin.completion import Placement, data_parallel
 from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph import read_program
-from paddle_rbt_plugin.handover import patches, recompute
+from paddle_rbt_plugin.handover import patches, recompute, zero
 from paddle_rbt_plugin.handover.engine_state import engine_plan, pass_attributes, set_engine_plan
 from paddle_rbt_plugin.handover.legacy import engine as legacy
 from paddle_rbt_plugin.handover.passes import PLAN, apply_plan
@@ -49,7 +49,9 @@ def install() -> None:
     def parallel_pir(engine: Any, mode: str) -> Any:
         if is_enabled(engine._strategy.tuning):
             plan = _tune(engine, mode)
-            with schedulable(plan), recompute.switched_on(engine._strategy, engine._fwd_main_progs[mode], plan):
+            stage = zero.stage_of(plan, engine._strategy, engine._optimizer) if mode == "train" else 0
+            recomputed = recompute.switched_on(engine._strategy, engine._fwd_main_progs[mode], plan)
+            with schedulable(plan), recomputed, zero.divided(engine._optimizer, stage):
                 return original(engine, mode)
         if engine._strategy.auto_mode == "full_rule_based":
             warnings.warn(
@@ -70,6 +72,7 @@ def _tune(engine: Any, mode: str) -> Plan:
     plan = engine_plan(engine)
     if plan is None:
         limits = [*constraints_of(strategy), *recompute.constraints(strategy, program)]
+        limits.append(zero.constraint(strategy, engine._optimizer))
         attrs = pass_attributes(engine, mode, limits)
         attrs["loss"] = program.get_output_value_by_name(engine._loss_names[0])
         context = PassContext()

@@ -76,9 +76,9 @@ def accumulate_steps_of(strategy: Any) -> int:
 
 def constraints_of(strategy: Any, legacy: bool = False) -> list[Constraint]:
     """What the strategy, and what the engine can execute of programs of that IR, leave of the search space. What PIR programs
-    recompute is in ``recompute.constraint``."""
+    recompute is in ``recompute.constraints``, how they divide states in ``zero.constraint``."""
     recompute = None if not legacy else "full" if strategy.recompute.enable else "none"
-    sharding = int(strategy.sharding.stage) if strategy.sharding.enable else 0
+    sharding = None if not legacy else int(strategy.sharding.stage) if strategy.sharding.enable else 0
     pipeline = legacy or strategy.pipeline.enable or not _is_cpu_job()
     steps = accumulate_steps_of(strategy)
     constraints = as_the_program_runs(steps, recompute, sharding, legacy, pipeline, _not_interleaved())
@@ -101,13 +101,14 @@ def _not_interleaved() -> str | None:
 def as_the_program_runs(
     steps: int = 1,
     recompute: str | None = "none",
-    sharding: int = 0,
+    sharding: int | None = 0,
     legacy: bool = False,
     pipeline: bool = False,
     not_interleaved: str | None = "executing a program outside of auto.Engine and dist.to_static",
 ) -> list[Constraint]:
     """What annotating a program cannot change: it accumulates, recomputes and shards as the strategy around it says, and, in
-    PIR, is ``not_interleaved`` for the reason given, if there is one. With ``recompute=None`` it recomputes as planned."""
+    PIR, is ``not_interleaved`` for the reason given, if there is one. With ``recompute`` or ``sharding`` None it does so as
+    planned."""
     kept: dict[str, tuple] = {"sequence_parallel": (False,), "layer_meshes": ("one",)}
     executed = [Constraint(f"executing a {'legacy' if legacy else 'PIR'} program in this version", kept)]
     if not legacy and not_interleaved is not None:
@@ -116,11 +117,9 @@ def as_the_program_runs(
         executed.append(Constraint("executing a PIR program while strategy.pipeline is off", {"pp": (1,)}))
     if recompute is not None:
         executed.append(Constraint("strategy.recompute", {"recompute": (recompute,)}))
-    return [
-        *executed,
-        Constraint("strategy.gradient_merge", {"accumulate_steps": (steps,)}),
-        Constraint("strategy.sharding", {"sharding_stage": (sharding,), "sharding_degree": ("whole",)}),
-    ]
+    if sharding is not None:
+        executed.append(Constraint("strategy.sharding", {"sharding_stage": (sharding,), "sharding_degree": ("whole",)}))
+    return [*executed, Constraint("strategy.gradient_merge", {"accumulate_steps": (steps,)})]
 
 
 def _is_cpu_job() -> bool:

@@ -30,7 +30,7 @@ from paddle.distributed.passes.pass_base import new_pass
 
 from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
-from paddle_rbt_plugin.completion import Completion, Kernel, SegmentWork, complete, reads_apart
+from paddle_rbt_plugin.completion import Completion, Kernel, SegmentWork, Value, complete, reads_apart
 from paddle_rbt_plugin.completion.forms import LOSS_REDUCTIONS, forms_on
 from paddle_rbt_plugin.cost.attention import forward_cores
 from paddle_rbt_plugin.cost.compute import CONVOLUTIONS, products
@@ -43,6 +43,7 @@ from paddle_rbt_plugin.graph.pir import dtype_name
 from paddle_rbt_plugin.handover.pipeline import annotate_stages, schedulable
 from paddle_rbt_plugin.handover.recompute import mark, recomputes, strategy_of
 from paddle_rbt_plugin.handover.replay import annotate
+from paddle_rbt_plugin.handover.zero import STAGES, divided, shard_dimension
 from paddle_rbt_plugin.layers.layers import Segment
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import load_plugins
@@ -99,26 +100,35 @@ def predicted(
     stages: Sequence[int] = (),
     stage: int = 0,
     recompute: Sequence[str] = (),
+    zero_stage: int = 0,
 ) -> Structure:
     """The structure that the cost model computes with, in the precision of the traced program; ``graph`` is the one that was
     completed, rewritten where it was rewritten. ``stages`` holds the pipeline stage of each layer, none for one stage, and
-    ``recompute`` how each layer is recomputed, none where nothing is."""
+    ``recompute`` how each layer is recomputed, none where nothing is. States are divided as by ``zero_stage``."""
     mesh, layers = completion.mesh, completion.layers
     stages = stages or (0,) * layers.count
     collectives: Counter[tuple[str, str, str, int]] = Counter()
     sizes = Sizes(mesh, 1.0, "fp32")
-    flop, parameters, trained = 0.0, 0, 0
+    flop, parameters, gradients, states = 0.0, 0, 0, 0
     for segment, work in zip(layers.segments, completion.work, strict=True):
         if stages[segment.layer] != stage:
             continue
         again = _repeated(segment, work, recompute[segment.layer] if recompute else "none")
-        for c in (*(c for k in (*work.forward, *work.backward) for c in k.collectives), *work.gradient_syncs):
+        for c in (c for k in (*work.forward, *work.backward) for c in k.collectives):
             collectives[(c.phase, c.kind, c.axis, c.value.local_bytes(mesh, 1))] += 1
+        for c in work.gradient_syncs:
+            reduced = zero_stage and c.axis == "dp" and _replicas(c.value, mesh) > 1
+            phase, kind = ("backward" if zero_stage == 2 else "optimizer", "reduce_scatter") if reduced else (c.phase, c.kind)
+            collectives[(phase, kind, c.axis, c.value.local_bytes(mesh, 1))] += 1
         for c in (c for k in again for c in k.collectives):
             collectives[("backward", c.kind, c.axis, c.value.local_bytes(mesh, 1))] += 1
         flop += sum(p.flop for k in (*work.forward, *again, *work.backward) for p in products(k, sizes))
         parameters += sum(v.local_bytes(mesh, 1) for v in work.params)
-        trained += sum(v.local_bytes(mesh, 1) for v in work.trained)
+        for v in work.trained:
+            nbytes, shards = v.local_bytes(mesh, 1), _replicas(v, mesh) if zero_stage else 1
+            gradients += nbytes // (shards if zero_stage == 2 else 1)
+            states += nbytes // shards
+            collectives[("optimizer", "all_gather", "dp", nbytes)] += shards > 1
     for t in transfers(completion, stages):
         nbytes = t.crossing.value.local_bytes(mesh, 1)
         there_and_back = [("forward", t.source, t.target), ("backward", t.target, t.source)]
@@ -132,7 +142,14 @@ def predicted(
         for t, ops in readers.items()
         if ops and stages[layer_of[ops[0].index]] == stage
     }
-    return Structure(+collectives, parameters, trained, trained * OPTIMIZER_STATES["adamw"] if train else 0, flop, shapes)
+    return Structure(+collectives, parameters, gradients, states * OPTIMIZER_STATES["adamw"] if train else 0, flop, shapes)
+
+
+def _replicas(value: Value, mesh: ProcessMesh) -> int:
+    """Over how many ranks ZeRO divides the states of a parameter, or of the one whose gradient ``value`` is."""
+    axis = mesh.index("dp")
+    dimension = shard_dimension(value.shape, value.placement.dims_mapping, axis, mesh.degree("dp"))
+    return 1 if dimension is None else mesh.degree("dp")
 
 
 def _repeated(segment: Segment, work: SegmentWork, recompute: str) -> list[Kernel]:
@@ -143,9 +160,9 @@ def _repeated(segment: Segment, work: SegmentWork, recompute: str) -> list[Kerne
     return [kernel for region in regions for kernel in run_again(work.forward, region, whole=False).values()]
 
 
-def partition(program: Any, train: bool = True, recompute: bool = False) -> Partitioned:
+def partition(program: Any, train: bool = True, recompute: bool = False, zero_stage: int = 0) -> Partitioned:
     """Completes an annotated forward program for training with AdamW, or for evaluation, and partitions it, in place. With
-    ``recompute`` backward runs again what is marked."""
+    ``recompute`` backward runs again what is marked; ``zero_stage`` divides states."""
     gradients: list[Any] = []
     paddle.enable_static()
     try:
@@ -155,7 +172,7 @@ def partition(program: Any, train: bool = True, recompute: bool = False) -> Part
         if train:
             loss = [op for op in program.global_block().ops if op.num_results()][-1].result(0)
             optimizer = paddle.optimizer.AdamW(1e-3)
-            with paddle.static.program_guard(program, startup):
+            with paddle.static.program_guard(program, startup), divided(optimizer, zero_stage):
                 with auto_complete_op_role(program, OpRole.Backward):
                     gradients = paddle.autograd.ir_backward.append_backward(loss)
                 with auto_complete_op_role(program, OpRole.Optimize):
@@ -195,7 +212,7 @@ def handed_over(partitioned: Partitioned, mesh: ProcessMesh) -> Structure:
     return Structure(
         collectives=_collectives(ops, mesh),
         parameter_bytes=sum(_local_bytes(op.result(0)) for op in held),
-        gradient_bytes=sum(_local_bytes(slots["grad"]) for slots in updates),
+        gradient_bytes=sum(_local_bytes(gradient) for _, gradient in partitioned.gradients if gradient is not None),
         optimizer_bytes=sum(_local_bytes(slots[moment]) for slots in updates for moment in ("moment1", "moment2")),
         matmul_flop=_matmul_flop(ops),
         local_shapes={op.attrs()["parameter_name"]: _local_shape(op.result(0)) for op in held},
@@ -235,6 +252,7 @@ def verify(plan: Plan, graph: Graph, program: Any, train: bool = True) -> list[S
     entries = plan.stage_of_layers(analysis.layers.count)
     stages = tuple(meshes.index(plan.stages[i].process_mesh) for i in entries)
     recompute = [strategy_of(plan, i) if train else "none" for i in entries]
+    zero_stage = plan.sharding_stage if train and plan.sharding_stage in STAGES else 0
     completion = complete(
         analysis.graph,
         analysis.layers,
@@ -255,8 +273,8 @@ def verify(plan: Plan, graph: Graph, program: Any, train: bool = True) -> list[S
                 annotate(copy, mesh, leaves, forms)
             else:
                 annotate_stages(copy, graph, plan, leaves, forms)
-            real = handed_over(partition(copy, train, recomputes(plan)), mesh)
-        expected = predicted(analysis.graph, completion, train, stages, stage, recompute)
+            real = handed_over(partition(copy, train, recomputes(plan), zero_stage), mesh)
+        expected = predicted(analysis.graph, completion, train, stages, stage, recompute, zero_stage)
         found.append(StageComparison(stage, expected, real, tuple(compare(expected, real))))
     return found
 
