@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-os.environ.update(GLOG_v="3")
+os.environ.update(GLOG_v="3", GLOG_minloglevel="0")  # the command line, where a test has run it, asks for less
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
