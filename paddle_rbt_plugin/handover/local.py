@@ -13,7 +13,7 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 from paddle.autograd import PyLayer
-from paddle.distributed.auto_parallel.api import dtensor_from_local
+from paddle.distributed.auto_parallel import api  # looked into when called: 2.6 lacks the function
 
 from paddle_rbt_plugin.completion.placement import Placement
 
@@ -50,7 +50,7 @@ def reduced(local: Any, mesh: Any, axis: int, how: Any = dist.ReduceType.kRedSum
     """``local`` summed, or reduced otherwise, over the ranks along mesh axis number ``axis``. Has no gradient."""
     whole = [dist.Replicate()] * len(mesh.shape)
     partial = [dist.Partial(how) if i == axis else p for i, p in enumerate(whole)]
-    return dist.reshard(dtensor_from_local(local, mesh, partial), mesh, whole)._local_value()
+    return dist.reshard(api.dtensor_from_local(local, mesh, partial), mesh, whole)._local_value()
 
 
 def shared_local(x: Any, mesh: Any, gradient: Placements) -> Any:
@@ -77,14 +77,14 @@ class _ToLocal(PyLayer):
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        return dtensor_from_local(gradient, ctx.mesh, ctx.gradient)
+        return api.dtensor_from_local(gradient, ctx.mesh, ctx.gradient)
 
 
 class _FromLocal(PyLayer):
     @staticmethod
     def forward(ctx: Any, local: Any, mesh: Any, made: list[Any], kept: list[Any]) -> Any:
         ctx.mesh, ctx.kept = mesh, kept
-        value = dtensor_from_local(local, mesh, made)
+        value = api.dtensor_from_local(local, mesh, made)
         return value if made == kept else dist.reshard(value, mesh, kept)
 
     @staticmethod
