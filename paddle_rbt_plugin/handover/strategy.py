@@ -81,7 +81,7 @@ def constraints_of(strategy: Any, legacy: bool = False) -> list[Constraint]:
     sharding = None if not legacy else int(strategy.sharding.stage) if strategy.sharding.enable else 0
     pipeline = legacy or strategy.pipeline.enable or not _is_cpu_job()
     steps = accumulate_steps_of(strategy)
-    constraints = as_the_program_runs(steps, recompute, sharding, legacy, pipeline, _not_interleaved())
+    constraints = as_the_program_runs(steps, recompute, sharding, legacy, pipeline, None if legacy else _not_interleaved())
     if strategy.pipeline.enable:
         constraints.append(Constraint("strategy.pipeline", {"schedule": (strategy.pipeline.schedule_mode,)}))
         for name, dimension in (("pp_degree", "pp"), ("vpp_degree", "vpp")):
