@@ -25,7 +25,7 @@ from paddle_rbt_plugin.graph.api import Argument, signature
 from paddle_rbt_plugin.graph.pir import CONSTANT_OPS, CONTAINER_OPS, dtype_name, plain_attrs
 
 _NOT_COMPUTING = (*CONTAINER_OPS, *CONSTANT_OPS, "pd_op.data")
-_MOST_OPS = 60
+_MOST_OPS = 100
 """Ops after which a scratch program gives way to a new one, since Paddle lists all ops of a block to show the last."""
 _HALF = frozenset({"float16", "bfloat16"})
 
