@@ -18,11 +18,12 @@ sys.path.insert(0, str(WORKERS))
 
 
 def traced() -> Trace:
-    from batch_norm import BATCH, Network, WithLoss
+    from batch_norm import BATCH, Network
     from paddle.static import InputSpec
+    from steps import WithLoss
 
     spec = [InputSpec([BATCH, 3, 8, 8], "float32", "images"), InputSpec([BATCH, 1], "int64", "labels")]
-    return trace_layer(WithLoss(Network()), spec)
+    return trace_layer(WithLoss(Network(), paddle.nn.CrossEntropyLoss()), spec)
 
 
 def test_a_plan_counts_what_is_gathered_and_says_so() -> None:

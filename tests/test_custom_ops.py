@@ -41,9 +41,10 @@ def named(install: Any) -> None:
 
 def traced(monkeypatch: pytest.MonkeyPatch) -> Trace:
     monkeypatch.syspath_prepend(str(WORKERS))
-    from custom_op import Gated, WithLoss, specs
+    from custom_op import Gated, distance, specs
+    from steps import WithLoss
 
-    return trace_layer(WithLoss(Gated()), specs())
+    return trace_layer(WithLoss(Gated(), distance), specs())
 
 
 def test_an_op_that_nothing_is_known_of_is_refused_in_planning(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -299,13 +299,10 @@ def _flat(sample: Any) -> list[Any]:
 def _pir_fetch(engine: Any, user_fetches: Any, mode: str) -> tuple[list[Any], list[list[int]]]:
     """The loss, or in prediction every output, as values of the program that runs."""
     program = engine.main_program
-    if (
-        mode == "train" and engine._job_plan is not None
-    ):  # the jobs of micro batches; the loss is a value of the last forward one
-        interleaved = engine._strategy.pipeline.enable and engine._strategy.pipeline.schedule_mode == "VPP"
-        program = engine._job_plan.ir_program(
-            f"forward{engine._strategy.pipeline.vpp_degree - 1}" if interleaved else "forward"
-        )
+    if mode == "train" and engine._job_plan is not None:  # of the jobs of a micro batch, the last forward one makes the loss
+        pipeline = engine._strategy.pipeline
+        last = pipeline.vpp_degree - 1 if pipeline.enable and pipeline.schedule_mode == "VPP" else ""
+        program = engine._job_plan.ir_program(f"forward{last}")
     outputs = [op for op in program.global_block().ops if op.name() == "builtin.shadow_output"]
     by_name = {op.attrs()["output_name"]: op.operand_source(0) for op in outputs}
     if mode == "predict":

@@ -18,9 +18,7 @@ import paddle
 import paddle.distributed as dist
 from paddle import nn
 from paddle.static import InputSpec
-from steps import over_ranks, train
-
-import paddle_rbt_plugin as rbt
+from steps import train_as
 
 BATCH, CHANNELS, STEPS = 8, 4, 3
 SPACE = {"dp": 2, "mp": 1}
@@ -52,15 +50,6 @@ class Network(nn.Layer):
         return self.head(paddle.mean(self.blocks(self.stem(images)), [2, 3]))
 
 
-class WithLoss(nn.Layer):
-    def __init__(self, network: nn.Layer):
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: Any, labels: Any) -> Any:
-        return nn.functional.cross_entropy(self.network(images), labels)
-
-
 def batch(step: int) -> list[np.ndarray]:
     random = np.random.default_rng(step)
     return [random.standard_normal([BATCH, 3, 8, 8]).astype("float32"), random.integers(0, 10, [BATCH, 1])]
@@ -77,24 +66,10 @@ def main(entry: str, out: str) -> None:
         dist.init_parallel_env()
     paddle.seed(2024)
     network = Network()
-    batches: Any = [batch(step) for step in range(STEPS)]
+    batches = [batch(step) for step in range(STEPS)]
     spec = [InputSpec([BATCH, 3, 8, 8], "float32", "images"), InputSpec([BATCH, 1], "int64", "labels")]
-    if entry == "to_static":
-        optimizer = paddle.optimizer.AdamW(1e-2, parameters=network.parameters())
-        strategy = dist.Strategy({"tuning": {"enable": True, "pass_name": "rule_based_tuner", "search_space": SPACE}})
-        loss = nn.CrossEntropyLoss()
-        model = dist.to_static(network, None, loss, optimizer, strategy, input_spec=[spec[:1], spec[1:]])
-        model.train()
-        losses = [over_ranks(model(*b)) for b in rbt.engine_plan(model).shard_dataloader(batches)]
-    else:
-        model = WithLoss(network)
-        batches = [[paddle.to_tensor(v) for v in b] for b in batches]
-        if entry == "dygraph":
-            plan = rbt.tune(model, input_spec=spec, search_space=SPACE)
-            plan.shard_layer(model)
-            batches = plan.shard_dataloader(batches)
-        losses = train(model, batches)
-    found = {"losses": losses, "statistics": statistics(model if entry == "to_static" else network)}
+    model, losses = train_as(entry, network, nn.CrossEntropyLoss(), spec, SPACE, batches)
+    found = {"losses": losses, "statistics": statistics(model)}
     if dist.get_rank() == 0:
         Path(out).write_text(json.dumps(found))
 

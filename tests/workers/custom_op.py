@@ -19,9 +19,7 @@ import paddle.distributed as dist
 from paddle import nn
 from paddle.static import InputSpec
 from paddle.utils.cpp_extension import load_op_meta_info_and_register_op
-from steps import over_ranks, train
-
-import paddle_rbt_plugin as rbt
+from steps import train_as
 
 SHAPE = [8, 4, 16]
 
@@ -35,15 +33,6 @@ class Gated(nn.Layer):
     def forward(self, x: Any) -> Any:
         (gate,) = paddle._C_ops._run_custom_op("acme_silu", self.gate(x), 1.0)
         return self.down(gate * self.up(x))
-
-
-class WithLoss(nn.Layer):
-    def __init__(self, network: nn.Layer):
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Any, y: Any) -> Any:
-        return distance(self.network(x), y)
 
 
 def distance(x: Any, y: Any) -> Any:
@@ -62,21 +51,8 @@ def main(entry: str, axis: str, library: str, out: str) -> None:
     paddle.seed(2024)
     network, space = Gated(), {axis: 2}
     random = np.random.default_rng(0)
-    batches: Any = [[random.standard_normal(SHAPE).astype("float32") for _ in range(2)] for _ in range(3)]
-    if entry == "to_static":
-        optimizer = paddle.optimizer.AdamW(1e-2, parameters=network.parameters())
-        strategy = dist.Strategy({"tuning": {"enable": True, "pass_name": "rule_based_tuner", "search_space": space}})
-        model = dist.to_static(network, None, distance, optimizer, strategy, input_spec=[specs()[:1], specs()[1:]])
-        model.train()
-        losses = [over_ranks(model(*b)) for b in rbt.engine_plan(model).shard_dataloader(batches)]
-    else:
-        model = WithLoss(network)
-        batches = [[paddle.to_tensor(v) for v in b] for b in batches]
-        if entry == "dygraph":
-            plan = rbt.tune(model, input_spec=specs(), search_space=space)
-            plan.shard_layer(model)
-            batches = plan.shard_dataloader(batches)
-        losses = train(model, batches)
+    batches = [[random.standard_normal(SHAPE).astype("float32") for _ in range(2)] for _ in range(3)]
+    _, losses = train_as(entry, network, distance, specs(), space, batches)
     if dist.get_rank() == 0:
         Path(out).write_text(json.dumps(losses))
 
