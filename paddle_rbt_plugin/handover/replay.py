@@ -13,7 +13,7 @@ import paddle
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.forms import FORMS
-from paddle_rbt_plugin.completion.oracle import set_placement
+from paddle_rbt_plugin.completion.oracle import finished, set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.pir import CONTAINER_OPS, RECOMPUTE_MARKS, SINK_OPS, plain_attrs
@@ -95,7 +95,7 @@ def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], custom_ops: bool
     for old_result, new_result in zip(_results(op), results, strict=True):
         new_result.stop_gradient = old_result.stop_gradient
         new_result.persistable = old_result.persistable
-        old_result.replace_all_uses_with(new_result)
+        old_result.replace_all_uses_with(finished(new_result))
     old_inputs = [v for v in op.operands_source() if v is not None and v.initialized() and v.is_combine()]
     for split in [user for r in op.results() if r.initialized() and r.is_combine() for user in r.all_used_ops()]:
         split.erase()
