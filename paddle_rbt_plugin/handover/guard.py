@@ -2,9 +2,9 @@
 
 What is compared is the program itself, as Paddle made it for this rank from the annotated one: its collectives and transfers,
 the local shapes of its parameters, the bytes of its gradients and the FLOP of its matrix products, beside what completion
-predicts of them (``structure``). The reductions of a number for each parameter that clipping and loss scaling add to the update
-are not planned and not compared. Mixed precision inserts casts and changes the size of messages: then only shapes are compared. Nor is
-the backward pass of a model that marks regions to recompute itself, which the prediction does not know.
+predicts of them (``structure``). Not compared are reductions of a number for each parameter, which clipping and loss scaling
+add to the update; in mixed precision, which inserts casts and changes the size of messages, anything but shapes; and the
+backward pass of a model that marks regions to recompute itself, which the prediction does not know.
 """
 
 from __future__ import annotations
