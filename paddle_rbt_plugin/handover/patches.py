@@ -17,6 +17,7 @@ import numpy as np
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.graph.pir import is_present
 
 
 @contextlib.contextmanager
@@ -139,7 +140,7 @@ def _reshard_through_whole(_: Any, source: Any, target: Any, value: Any, target_
 @contextlib.contextmanager
 def exact_partition() -> Iterator[None]:
     """The context in which Paddle adds the backward pass to an annotated program and partitions it."""
-    with gradients_whole(), lists_resharded():
+    with gradients_whole(), partition_prepared():
         yield
 
 
@@ -159,27 +160,61 @@ def gradients_whole() -> Iterator[None]:
 
     def call_vjp(op: Any, inputs: Any, outputs: Any, gradients: Any, *rest: Any) -> Any:
         if op.name().split(".", 1)[1].removesuffix("_") not in GRADIENTS_MAY_BE_PARTIAL:
-            gradients = [[finished(g) if g.initialized() and g.is_dist() else g for g in of] for of in gradients]
-        return original(op, inputs, outputs, gradients, *rest)
+            gradients = [[finished(g) if is_present(g) and g.is_dist() else g for g in of] for of in gradients]
+        made = original(op, inputs, outputs, gradients, *rest)
+        return [
+            [_as_typed(g) if is_present(g) and _is_parameter(v) else g for v, g in zip(values, of, strict=True)]
+            for values, of in zip(_differentiable(op, inputs), made, strict=True)
+        ]
 
     with _replaced(core, "call_vjp", call_vjp):
         yield
 
 
-@contextlib.contextmanager
-def lists_resharded() -> Iterator[None]:
-    """Lets the tensors of a list, such as the gradients that ``concat`` has, be brought to where their readers expect them.
+def _differentiable(op: Any, inputs: Any) -> list[Any]:
+    """The inputs that ``call_vjp`` answers with a gradient, or the lack of one."""
+    return [values for values, wanted in zip(inputs, op.get_input_grad_semantics(), strict=True) if wanted]
 
-    Reason: the partition pass reshards a result that an op makes otherwise than its type says, but passes by lists, whose
-    tensors are the results of ``builtin.split``: a shard is then read as if it were the whole tensor. Versions: 3.0 to 3.3.
+
+def _is_parameter(value: Any) -> bool:
+    op = value.get_defining_op() if is_present(value) else None
+    return op is not None and op.name() == "builtin.parameter"
+
+
+def _as_typed(gradient: Any) -> Any:
+    """The gradient of a parameter as its type says. Where its op makes it otherwise, the partition pass would have its readers
+    read another value, but the accumulation of gradients would go on with this one."""
+    import paddle
+
+    op = gradient.get_defining_op()
+    if not gradient.is_dist() or op.dist_attr is None:
+        return gradient
+    made = next(op.dist_attr.result(i) for i, value in enumerate(op.results()) if value.is_same(gradient))
+    made, wanted = made.as_tensor_dist_attr(), gradient.dist_attr()
+    if made == wanted:
+        return gradient
+    gradient.set_type(paddle.base.libpaddle.pir.cvt_to_dist_type(gradient.type(), made))
+    return paddle._C_ops.reshard_v2(gradient, wanted)
+
+
+@contextlib.contextmanager
+def partition_prepared() -> Iterator[None]:
+    """Puts right what the partition pass takes as it is: the tensors of lists, and updates without a rule.
+
+    Reason: the pass reshards a result that an op makes otherwise than its type says, but passes by lists, whose tensors are the
+    results of ``builtin.split``: a shard, as the gradients that ``concat`` has may be, is then read as if it were the whole
+    tensor. For updates see ``updates``. Versions: 3.0 to 3.3.
     """
     from paddle.distributed.auto_parallel.static import engine, pir_pass
+
+    from paddle_rbt_plugin.handover.updates import shard_updates
 
     original = pir_pass.apply_partition_pass
 
     def apply(program: Any, block: Any = None) -> None:
         if block is None:
             _reshard_lists(program)
+            shard_updates(program)
         original(program, block)
 
     with _replaced(pir_pass, "apply_partition_pass", apply), _replaced(engine, "apply_partition_pass", apply):
