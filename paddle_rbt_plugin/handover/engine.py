@@ -21,7 +21,7 @@ from paddle_rbt_plugin.completion import Placement, data_parallel
 from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph import read_program
-from paddle_rbt_plugin.handover import gradient_merge, patches, recompute, zero
+from paddle_rbt_plugin.handover import gradient_merge, parameter_attributes, patches, recompute, zero
 from paddle_rbt_plugin.handover.engine_state import engine_plan, pass_attributes, set_engine_plan
 from paddle_rbt_plugin.handover.legacy import engine as legacy
 from paddle_rbt_plugin.handover.passes import PLAN, apply_plan
@@ -43,6 +43,7 @@ def install() -> None:
     patches.give_distributed_strategy_tuning()
     patches.let_engine_fit_in_pir()
     patches.let_shards_become_partial()
+    parameter_attributes.install()
     original = Engine._parallel_pir
 
     @functools.wraps(original)
@@ -51,7 +52,13 @@ def install() -> None:
             plan = _tune(engine, mode)
             stage = zero.stage_of(plan, engine._strategy, engine._optimizer) if mode == "train" else 0
             recomputed = recompute.switched_on(engine._strategy, engine._fwd_main_progs[mode], plan)
-            with schedulable(plan), recomputed, zero.divided(engine._optimizer, stage), gradient_merge.averaged_first():
+            with (
+                schedulable(plan),
+                recomputed,
+                zero.divided(engine._optimizer, stage),
+                gradient_merge.averaged_first(),
+                parameter_attributes.given(engine._optimizer if mode == "train" else None, engine._model),
+            ):
                 return original(engine, mode)
         if engine._strategy.auto_mode == "full_rule_based":
             warnings.warn(
