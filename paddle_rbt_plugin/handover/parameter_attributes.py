@@ -24,7 +24,8 @@ _ENTRIES = ("_apply_optimize", "apply_gradients")
 """The methods through which the engine makes an update, the second in mixed precision."""
 
 
-_GROUPS = "rule_based_groups"
+_GROUPS = "has_parameter_groups"
+"""The attribute that an optimizer with groups is marked with."""
 
 
 def install() -> None:
@@ -34,7 +35,9 @@ def install() -> None:
 
     @functools.wraps(original)
     def validate(optimizer: Any) -> Any:
-        setattr(optimizer, _GROUPS, getattr(optimizer, "_param_groups", None) or getattr(optimizer, _GROUPS, None))
+        groups = getattr(optimizer, "_param_groups", None) or [None]
+        if isinstance(groups[0], dict):
+            setattr(optimizer, _GROUPS, True)
         return original(optimizer)
 
     utils.validate_opt = validate
@@ -54,7 +57,7 @@ def given(optimizer: Any, model: Any) -> Iterator[None]:
     if optimizer is None or not isinstance(model, paddle.nn.Layer):
         yield
         return
-    if isinstance(next(iter(getattr(optimizer, _GROUPS, None) or ()), None), dict):
+    if getattr(optimizer, _GROUPS, False):
         raise TunerError(
             "the optimizer has groups of parameters with settings of their own, which Paddle's engine ignores; give it "
             "parameters=model.parameters(), and say what differs with paddle.ParamAttr (learning_rate, regularizer, need_clip) "
