@@ -19,7 +19,7 @@ from paddle.distributed.passes.pass_base import PassContext, new_pass
 from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.graph import read_program
-from paddle_rbt_plugin.handover import guard, patches, recompute, zero
+from paddle_rbt_plugin.handover import gradient_merge, guard, parameter_attributes, patches, recompute, zero
 from paddle_rbt_plugin.handover.engine_state import engine_plan, pass_attributes, set_engine_plan
 from paddle_rbt_plugin.handover.legacy import engine as legacy
 from paddle_rbt_plugin.handover.passes import PLAN, apply_plan, placements_for
@@ -41,6 +41,7 @@ def install() -> None:
     patches.give_distributed_strategy_tuning()
     patches.let_engine_fit_in_pir()
     patches.let_shards_become_partial()
+    parameter_attributes.install()
     original = Engine._parallel_pir
 
     @functools.wraps(original)
@@ -57,6 +58,8 @@ def install() -> None:
                 recomputed,
                 zero.divided(engine._optimizer, stage),
                 guard.compared(engine, mode, plan, serial, stage),
+                gradient_merge.averaged_first(),
+                parameter_attributes.given(engine._optimizer if mode == "train" else None, engine._model),
             ):
                 return original(engine, mode)
         if engine._strategy.auto_mode == "full_rule_based":
