@@ -21,7 +21,8 @@ from paddle_rbt_plugin.completion import Placement, data_parallel
 from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph import read_program
-from paddle_rbt_plugin.handover import gradient_merge, parameter_attributes, patches, recompute, zero
+from paddle_rbt_plugin.handover import engine_life, gradient_merge, parameter_attributes, patches, recompute, zero
+from paddle_rbt_plugin.handover.engine_programs import REPLICATED
 from paddle_rbt_plugin.handover.engine_state import engine_plan, pass_attributes, set_engine_plan
 from paddle_rbt_plugin.handover.legacy import engine as legacy
 from paddle_rbt_plugin.handover.passes import PLAN, apply_plan
@@ -41,7 +42,7 @@ def install() -> None:
     if not hasattr(Engine, "_parallel_pir"):  # Paddle 2.6 trains legacy programs only
         return
     patches.give_distributed_strategy_tuning()
-    patches.let_engine_fit_in_pir()
+    engine_life.install(_tune)
     patches.let_shards_become_partial()
     parameter_attributes.install()
     original = Engine._parallel_pir
@@ -53,6 +54,7 @@ def install() -> None:
             stage = zero.stage_of(plan, engine._strategy, engine._optimizer) if mode == "train" else 0
             recomputed = recompute.switched_on(engine._strategy, engine._fwd_main_progs[mode], plan)
             with (
+                engine_life.unscheduled(engine, mode),
                 schedulable(plan),
                 recomputed,
                 zero.divided(engine._optimizer, stage),
@@ -87,11 +89,12 @@ def _tune(engine: Any, mode: str) -> Plan:
         plan = context.get_attr(PLAN)
         set_engine_plan(engine, plan)
     else:
-        apply_plan(program, plan, _placements_for(program, plan))
+        apply_plan(program, plan, _placements_for(program, plan, getattr(engine, REPLICATED, False)))
     engine._fwd_main_progs[mode] = program
     check_order(plan)
     set_pipeline(strategy, plan)
-    patches.tell_engine_its_data_rank(engine, _mesh_of_this_rank(plan))
+    engine.rule_based_mesh = _mesh_of_this_rank(plan)
+    patches.tell_engine_its_data_rank(engine, engine.rule_based_mesh)
     return plan
 
 
@@ -100,19 +103,23 @@ def _mesh_of_this_rank(plan: Plan) -> ProcessMesh:
     return next((stage.process_mesh for stage in plan.stages if rank in stage.devices), plan.stages[0].process_mesh)
 
 
-def _placements_for(program: Any, plan: Plan) -> dict[str, Placement]:
+def _placements_for(program: Any, plan: Plan, replicated: bool) -> dict[str, Placement]:
     """Placements for another program of the same model, that of evaluation or prediction: parameters as planned, data by
-    the batch. Raises TunerError for a parameter that the plan does not know."""
+    the batch, or, where the batch cannot be divided, ``replicated``.
+
+    Raises TunerError for a parameter that the plan does not know."""
     graph = read_program(program, needs_loss=False)
     mesh = plan.stages[0].process_mesh
     batch = graph.data[0].shape[0]
     placements = {}
     for t in (*graph.params, *graph.data):
-        if t.name in plan.tensors:
+        if t.kind == "data" and replicated:
+            placements[t.name] = Placement.replicated(t.ndim)
+        elif t.name in plan.tensors:
             placements[t.name] = plan.tensors[t.name].placement
         elif t.kind == "data":
-            replicated = Placement.replicated(t.ndim)
-            placements[t.name] = data_parallel(t.shape, batch, mesh.axes.index("dp")) if "dp" in mesh.axes else replicated
+            whole = Placement.replicated(t.ndim)
+            placements[t.name] = data_parallel(t.shape, batch, mesh.axes.index("dp")) if "dp" in mesh.axes else whole
         else:
             raise TunerError(f"the program reads the parameter {t.name!r}, which the plan of training does not place")
     return placements
