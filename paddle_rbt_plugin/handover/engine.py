@@ -19,7 +19,8 @@ from paddle.distributed.passes.pass_base import PassContext, new_pass
 from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.graph import read_program
-from paddle_rbt_plugin.handover import gradient_merge, guard, parameter_attributes, patches, recompute, zero
+from paddle_rbt_plugin.handover import engine_life, gradient_merge, guard, parameter_attributes, patches, recompute, zero
+from paddle_rbt_plugin.handover.engine_programs import REPLICATED
 from paddle_rbt_plugin.handover.engine_state import engine_plan, pass_attributes, set_engine_plan
 from paddle_rbt_plugin.handover.legacy import engine as legacy
 from paddle_rbt_plugin.handover.passes import PLAN, apply_plan, placements_for
@@ -39,7 +40,7 @@ def install() -> None:
     if not hasattr(Engine, "_parallel_pir"):  # Paddle 2.6 trains legacy programs only
         return
     patches.give_distributed_strategy_tuning()
-    patches.let_engine_fit_in_pir()
+    engine_life.install(_tune)
     patches.let_shards_become_partial()
     parameter_attributes.install()
     original = Engine._parallel_pir
@@ -54,6 +55,7 @@ def install() -> None:
             recomputed = recompute.switched_on(engine._strategy, engine._fwd_main_progs[mode], plan)
             with (
                 patches.exact_partition(),
+                engine_life.unscheduled(engine, mode),
                 schedulable(plan),
                 recomputed,
                 zero.divided(engine._optimizer, stage),
@@ -89,11 +91,13 @@ def _tune(engine: Any, mode: str) -> Plan:
         plan = context.get_attr(PLAN)
         set_engine_plan(engine, plan)
     else:
-        apply_plan(program, plan, placements_for(read_program(program, needs_loss=False), plan))
+        graph = read_program(program, needs_loss=False)
+        apply_plan(program, plan, placements_for(graph, plan, getattr(engine, REPLICATED, False)))
     engine._fwd_main_progs[mode] = program
     check_order(plan)
     set_pipeline(strategy, plan)
-    patches.tell_engine_its_data_rank(engine, _mesh_of_this_rank(plan))
+    engine.rule_based_mesh = _mesh_of_this_rank(plan)
+    patches.tell_engine_its_data_rank(engine, engine.rule_based_mesh)
     return plan
 
 

@@ -24,6 +24,7 @@ from paddle.distributed.auto_parallel.static.pir_pass import RemovePasses
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.errors import HandoverError
 from paddle_rbt_plugin.graph import read_program
+from paddle_rbt_plugin.handover.engine_programs import REPLICATED
 from paddle_rbt_plugin.handover.passes import forms_of_job, placements_for
 from paddle_rbt_plugin.handover.recompute import is_marked
 from paddle_rbt_plugin.handover.strategy import settings_of
@@ -69,7 +70,7 @@ def compared(engine: Any, mode: str, plan: Plan, serial: Any, zero_stage: int) -
 def _check(engine: Any, mode: str, plan: Plan, serial: Any, zero_stage: int, program: Any, gradients: Any) -> None:
     train, strategy = mode == "train", engine._strategy
     graph = read_program(serial, serial.get_output_value_by_name(engine._loss_names[0]) if train else None, needs_loss=train)
-    leaves = placements_for(graph, plan)
+    leaves = placements_for(graph, plan, getattr(engine, REPLICATED, False))
     if train:
         leaves = {name: t.placement for name, t in plan.leaves(graph).items()}
     rank, meshes = paddle.distributed.get_rank(), meshes_of(plan)
