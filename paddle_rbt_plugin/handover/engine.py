@@ -21,8 +21,8 @@ from paddle_rbt_plugin.completion import Placement, data_parallel
 from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph import read_program
-from paddle_rbt_plugin.handover import patches, recompute, zero
-from paddle_rbt_plugin.handover.engine_state import engine_plan, pass_attributes, set_engine_plan
+from paddle_rbt_plugin.handover import forward_loss, patches, recompute, zero
+from paddle_rbt_plugin.handover.engine_state import engine_plan, own_strategy, pass_attributes, set_engine_plan
 from paddle_rbt_plugin.handover.legacy import engine as legacy
 from paddle_rbt_plugin.handover.passes import PLAN, apply_plan
 from paddle_rbt_plugin.handover.pipeline import check_order, schedulable
@@ -38,6 +38,7 @@ def install() -> None:
     for name in ("pass_name", *Settings.names()):
         constants.set_field_default_config(constants.TUNING, name, None)
     legacy.install()
+    forward_loss.install()
     if not hasattr(Engine, "_parallel_pir"):  # Paddle 2.6 trains legacy programs only
         return
     patches.give_distributed_strategy_tuning()
@@ -48,9 +49,10 @@ def install() -> None:
     @functools.wraps(original)
     def parallel_pir(engine: Any, mode: str) -> Any:
         if is_enabled(engine._strategy.tuning):
+            strategy = own_strategy(engine)
             plan = _tune(engine, mode)
-            stage = zero.stage_of(plan, engine._strategy, engine._optimizer) if mode == "train" else 0
-            recomputed = recompute.switched_on(engine._strategy, engine._fwd_main_progs[mode], plan)
+            stage = zero.stage_of(plan, strategy, engine._optimizer) if mode == "train" else 0
+            recomputed = recompute.switched_on(strategy, engine._fwd_main_progs[mode], plan)
             with schedulable(plan), recomputed, zero.divided(engine._optimizer, stage):
                 return original(engine, mode)
         if engine._strategy.auto_mode == "full_rule_based":
