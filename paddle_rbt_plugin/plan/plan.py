@@ -239,6 +239,13 @@ class Plan:
 
         return shard_layer(self, model)
 
+    def shard_optimizer(self, optimizer: Any) -> Any:
+        """Lets an optimizer of a dygraph Layer that ``shard_layer`` has sharded divide its states (moments, master weights)
+        over the replicas, in place, as the ZeRO stage of the plan says; returns the optimizer."""
+        from paddle_rbt_plugin.handover.dygraph import shard_optimizer
+
+        return shard_optimizer(self, optimizer)
+
     def shard_dataloader(self, loader: Any) -> Any:
         """A loader of whole batches as one that gives each rank its part, for ``dist.to_static`` and ``Engine.run``."""
         from paddle_rbt_plugin.handover.dygraph import shard_dataloader
