@@ -19,9 +19,18 @@ from paddle.distributed.passes.pass_base import PassContext, new_pass
 from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.graph import read_program
-from paddle_rbt_plugin.handover import engine_life, gradient_merge, guard, parameter_attributes, patches, recompute, zero
+from paddle_rbt_plugin.handover import (
+    engine_life,
+    forward_loss,
+    gradient_merge,
+    guard,
+    parameter_attributes,
+    patches,
+    recompute,
+    zero,
+)
 from paddle_rbt_plugin.handover.engine_programs import REPLICATED
-from paddle_rbt_plugin.handover.engine_state import engine_plan, pass_attributes, set_engine_plan
+from paddle_rbt_plugin.handover.engine_state import engine_plan, own_strategy, pass_attributes, set_engine_plan
 from paddle_rbt_plugin.handover.legacy import engine as legacy
 from paddle_rbt_plugin.handover.passes import PLAN, apply_plan, placements_for
 from paddle_rbt_plugin.handover.pipeline import check_order, schedulable
@@ -37,6 +46,7 @@ def install() -> None:
     for name in ("pass_name", *Settings.names()):
         constants.set_field_default_config(constants.TUNING, name, None)
     legacy.install()
+    forward_loss.install()
     if not hasattr(Engine, "_parallel_pir"):  # Paddle 2.6 trains legacy programs only
         return
     patches.give_distributed_strategy_tuning()
@@ -48,11 +58,11 @@ def install() -> None:
     @functools.wraps(original)
     def parallel_pir(engine: Any, mode: str) -> Any:
         if is_enabled(engine._strategy.tuning):
-            serial = engine._fwd_main_progs[mode]
+            strategy, serial = own_strategy(engine), engine._fwd_main_progs[mode]
             _stop_gradients_at_data(serial)
             plan = _tune(engine, mode)
-            stage = zero.stage_of(plan, engine._strategy, engine._optimizer) if mode == "train" else 0
-            recomputed = recompute.switched_on(engine._strategy, engine._fwd_main_progs[mode], plan)
+            stage = zero.stage_of(plan, strategy, engine._optimizer) if mode == "train" else 0
+            recomputed = recompute.switched_on(strategy, engine._fwd_main_progs[mode], plan)
             with (
                 patches.exact_partition(),
                 engine_life.unscheduled(engine, mode),
