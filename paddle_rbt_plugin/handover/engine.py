@@ -21,7 +21,7 @@ from paddle_rbt_plugin.completion import Placement, data_parallel
 from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph import read_program
-from paddle_rbt_plugin.handover import patches, recompute, zero
+from paddle_rbt_plugin.handover import engine_random, patches, recompute, zero
 from paddle_rbt_plugin.handover.engine_state import engine_plan, pass_attributes, set_engine_plan
 from paddle_rbt_plugin.handover.legacy import engine as legacy
 from paddle_rbt_plugin.handover.passes import PLAN, apply_plan
@@ -43,6 +43,8 @@ def install() -> None:
     patches.give_distributed_strategy_tuning()
     patches.let_engine_fit_in_pir()
     patches.let_shards_become_partial()
+    patches.let_recomputed_ops_draw_the_same()
+    engine_random.install()
     original = Engine._parallel_pir
 
     @functools.wraps(original)
@@ -82,6 +84,7 @@ def _tune(engine: Any, mode: str) -> Plan:
     else:
         apply_plan(program, plan, _placements_for(program, plan))
     engine._fwd_main_progs[mode] = program
+    engine_random.keep_streams(engine, mode, program)
     check_order(plan)
     set_pipeline(strategy, plan)
     patches.tell_engine_its_data_rank(engine, _mesh_of_this_rank(plan))

@@ -13,12 +13,14 @@ import paddle
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.forms import FORMS
-from paddle_rbt_plugin.completion.oracle import set_placement
+from paddle_rbt_plugin.completion.oracle import placement_of, set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.pir import CONTAINER_OPS, RECOMPUTE_MARKS, SINK_OPS, plain_attrs
+from paddle_rbt_plugin.graph.random_ops import draws_whole
 from paddle_rbt_plugin.handover.custom_ops import PREFIX, build_custom_op
 from paddle_rbt_plugin.handover.rewrite import build_op
+from paddle_rbt_plugin.handover.seeds import Seeds
 
 LEAVES = {"builtin.parameter": "parameter_name", "pd_op.data": "name"}
 
@@ -44,6 +46,7 @@ def annotate(program: Any, mesh: ProcessMesh, placements: Mapping[str, Placement
             # Names first: the container that splits a list result goes with its op, and must not be touched afterwards.
             ops = [(op.name(), op) for op in program.global_block().ops]
             has_custom_ops = any(name.startswith(PREFIX) for name, _ in ops)
+            seeds = Seeds()
             for name, op in ops:
                 if name in LEAVES:
                     leaf = op.attrs()[LEAVES[name]]
@@ -52,7 +55,7 @@ def annotate(program: Any, mesh: ProcessMesh, placements: Mapping[str, Placement
                     set_placement(op.result(0), target, placements[leaf])
                 elif name not in CONTAINER_OPS and name not in SINK_OPS:
                     pir.set_insertion_point(op)
-                    built = rebuild(op, mesh, forms, has_custom_ops)[-1]
+                    built = rebuild(op, mesh, forms, seeds, has_custom_ops)[-1]
                     if has_custom_ops and not built.operands_source():
                         # The first op to read a value that is not distributed distributes all such values of the program, and
                         # so the local ones of custom ops; so there is none.
@@ -62,9 +65,9 @@ def annotate(program: Any, mesh: ProcessMesh, placements: Mapping[str, Placement
             paddle.disable_static()
 
 
-def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], custom_ops: bool = False) -> list[Any]:
+def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], seeds: Seeds, custom_ops: bool = False) -> list[Any]:
     """Builds an op again, on the types that its operands have now, in its place; ``forms`` and what is returned as in
-    ``build_op``. ``custom_ops`` says that all values of the program are distributed, without which custom ops cannot be built.
+    ``build_op``, and ``seeds`` gives random ops their streams. ``custom_ops`` says that all values of the program are distributed, without which custom ops cannot be built.
 
     Raises UnsupportedProgram for an op that cannot be built again."""
     name = op.name().split(".", 1)[1]
@@ -83,8 +86,17 @@ def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], custom_ops: bool
             )
         built, results = build_custom_op(name, plain_attrs(op), inputs, mesh, paddle_mesh(mesh))
     else:
-        built = build_op(name, plain_attrs(op), inputs, op.result(0), mesh, forms)
+        attrs, target = plain_attrs(op), paddle_mesh(mesh)
+        seed_op = seeds.before(name, attrs, inputs, target)
+        built = build_op(name, attrs, inputs, op.result(0), mesh, forms)
+        if draws_whole(name, attrs) and any(placement_of(value).is_sharded() for value in built[-1].results()):
+            built[-1].erase()  # the generator of the device is one for all ranks, so its shards would be alike
+            inputs = {slot: [_whole(value, target) for value in values] for slot, values in inputs.items()}
+            built = build_op(name, attrs, inputs, op.result(0), mesh, forms)
+        seeds.after(name, attrs, built[-1], seed_op, mesh)
         results = _results(built[-1])
+        if seed_op is not None:
+            built.insert(0, seed_op)
     for new in built:
         if op.has_attr("struct_name"):
             new.set_str_attr("struct_name", op.attrs()["struct_name"])
@@ -104,6 +116,13 @@ def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], custom_ops: bool
         if value.use_empty():
             value.get_defining_op().erase()
     return built
+
+
+def _whole(value: Any, target: Any) -> Any:
+    """An operand of an op that draws its whole result on every rank."""
+    if not value.is_dist() or placement_of(value) == Placement.replicated(len(value.shape)):
+        return value
+    return paddle._C_ops.reshard(value, target, [paddle.distributed.Replicate()] * len(target.shape))
 
 
 def _results(op: Any) -> list[Any]:
