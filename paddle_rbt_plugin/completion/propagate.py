@@ -134,12 +134,8 @@ class _Completer:
             if parts not in shared:
                 shared[parts] = self._work(i, segment, forward[keys[i]], backward[i])
             work.append(shared[parts])
-        crossing = tuple(crossings(self.graph, self.layers, self.externals, self._whole, self._has_gradient))
+        crossing = tuple(crossings(self.graph, self.layers, self.externals, self.kernels.value, self._has_gradient))
         return Completion(self.mesh, batch, self.layers, tuple(work), self.placements, crossing)
-
-    def _whole(self, tensor: int) -> Value:
-        """A tensor as it is sent: a sum over ranks is finished before."""
-        return self.kernels.value(tensor, Placement(self.placements[tensor].dims_mapping))
 
     def _has_gradient(self, tensor: int) -> bool:
         return tensor in self.gradients or tensor in self.sent

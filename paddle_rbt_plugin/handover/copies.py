@@ -1,8 +1,7 @@
 """Copies of a model that start alike, whatever its ranks were seeded with.
 
-What every rank builds is a whole model, of which it keeps its part. The parts have to be those of one model, that of rank 0, so
-every parameter and buffer is sent from there before it is cut: one after the other, in its own memory, so a model that fits on a
-device needs nothing more than its largest parameter.
+Every rank builds a whole model and keeps its part. The parts have to be those of one model, that of rank 0, so every parameter
+and buffer is sent from there before it is cut. They are sent one after the other, so this needs the memory of the largest one.
 """
 
 from __future__ import annotations
@@ -74,14 +73,19 @@ def as_bytes(tensor: Any) -> Any:
     return flat.cast("uint8") if flat.dtype == paddle.bool else flat.view("uint8")
 
 
-class SharedOnTheWay(list):  # type: ignore[type-arg]
+def _is_lazy(parameter: Any) -> bool:
+    """Whether a parameter was made under ``LazyGuard`` and not initialized since."""
+    return not parameter._is_initialized() and not parameter.is_dist() and getattr(parameter, "_init_func", None) is not None
+
+
+class SharedOnTheWay(list[Any]):
     """A list of parameters that are initialized, where they are not yet, and shared when they are iterated over, one at a time:
     whoever cuts them and lets go of the whole never holds more than one."""
 
     def __iter__(self) -> Iterator[Any]:
         sharing = Sharing()
         for parameter in super().__iter__():
-            if not parameter._is_initialized() and getattr(parameter, "_init_func", None) is not None and not parameter.is_dist():
+            if _is_lazy(parameter):
                 with paddle.base.dygraph.guard():
                     parameter.initialize()
             sharing.share(parameter.name, parameter)

@@ -53,7 +53,7 @@ def install() -> None:
             plan = _tune(engine, mode)
             stage = zero.stage_of(plan, engine._strategy, engine._optimizer) if mode == "train" else 0
             recomputed = recompute.switched_on(engine._strategy, engine._fwd_main_progs[mode], plan)
-            with schedulable(plan), recomputed, zero.divided(engine._optimizer, stage):
+            with patches.exact_partition(), schedulable(plan), recomputed, zero.divided(engine._optimizer, stage):
                 return original(engine, mode)
         if engine._strategy.auto_mode == "full_rule_based":
             warnings.warn(

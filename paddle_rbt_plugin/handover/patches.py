@@ -46,7 +46,7 @@ def enable_static_training_on_cpu(meshes: Sequence[Any]) -> None:
     Reason: ``ProcessGroup.instantiate`` asserts a CUDA device; group ids are counted per rank while gloo's store keys hold
     nothing but the id, so ranks that create their groups in different orders wait for each other forever;
     ``ProgramHelper.init_pir`` runs a barrier that only NCCL has, and so are reduce-scatter and all-to-all, which become an
-    all-reduce or all-gather and a slice. Versions: 3.0 to 3.3.
+    all-reduce or all-gather and a slice, and averages, which become sums that are divided. Versions: 3.0 to 3.3.
 
     Raises TunerError for a mesh with two active axes: there every ring of the CPU executor behaves as the first one used,
     and the results are wrong without an error (native Paddle included).
@@ -63,7 +63,10 @@ def enable_static_training_on_cpu(meshes: Sequence[Any]) -> None:
                 "GPUs, through plan.shard_layer (dygraph), or restrict the search to one axis, e.g. search_space={'mp': 1}"
             )
     from paddle.distributed.auto_parallel.static.reshard_funcs import p_to_s_reshard_func, s_to_s_reshard_func
+    from paddle.distributed.auto_parallel.static.reshard_funcs.p_to_r_reshard_func import PToRReshardFunction
 
+    if not hasattr(PToRReshardFunction.reshard, "__wrapped__"):
+        PToRReshardFunction.reshard = _averaging_after_summing(PToRReshardFunction.reshard)
     p_to_s_reshard_func.PToSReshardFunction.reshard = _reshard_through_whole
     s_to_s_reshard_func.SToSReshardFunction.reshard = _reshard_through_whole
     process_group.ProcessGroup.instantiate = _instantiate_gloo
@@ -74,6 +77,23 @@ def enable_static_training_on_cpu(meshes: Sequence[Any]) -> None:
         for group in itertools.chain.from_iterable(rows):
             process_group.new_process_group(sorted(int(rank) for rank in group))
         process_group.new_process_group(sorted(int(rank) for rank in ranks.flatten()))
+
+
+def _averaging_after_summing(original: Any) -> Any:
+    """A ``ReshardFunction.reshard`` from partial to replicated that has no use for ``ReduceType.kRedAvg``."""
+    import paddle
+    from paddle.distributed import ReduceType
+
+    @functools.wraps(original)
+    def reshard(function: Any, source: Any, target: Any, value: Any, target_type: Any) -> Any:
+        if source.partial_status[0] != ReduceType.kRedAvg:
+            return original(function, source, target, value, target_type)
+        mesh = source.process_mesh
+        summands = paddle.base.libpaddle.pir.create_tensor_dist_attribute(mesh, source.dims_mapping, {0: ReduceType.kRedSum})
+        total = original(function, summands, target, value, target_type)
+        return paddle.scale(total, 1.0 / len(mesh.process_ids))
+
+    return reshard
 
 
 def _instantiate_gloo(group: Any) -> None:
@@ -108,8 +128,8 @@ def let_shards_become_partial() -> None:
 
 
 def let_recomputed_ops_draw_the_same() -> None:
-    """Lets Paddle's recompute pass leave out what would draw other random numbers when it runs again: the seeds of other ops, and
-    ops that read none, whose results are kept instead.
+    """Lets Paddle's recompute pass leave out what would draw other random numbers when it runs again: the seeds that ops read,
+    and random ops that read none. Their results are kept instead.
 
     Reason: the pass means to leave out the seeds of dropout, but looks for an op called ``seed`` where PIR says ``pd_op.seed``;
     other random ops it runs again. Versions: 3.0 to 3.3.
@@ -132,6 +152,77 @@ def _reshard_through_whole(_: Any, source: Any, target: Any, value: Any, target_
     whole = pir.create_tensor_dist_attribute(source.process_mesh, [-1] * len(source.dims_mapping), {})
     value = choose_reshard_func(source, whole).reshard(source, whole, value, pir.cvt_to_dist_type(value.type(), whole))
     return choose_reshard_func(whole, target).reshard(whole, target, value, target_type)
+
+
+@contextlib.contextmanager
+def exact_partition() -> Iterator[None]:
+    """The context in which Paddle adds the backward pass to an annotated program and partitions it."""
+    with gradients_whole(), lists_resharded():
+        yield
+
+
+@contextlib.contextmanager
+def gradients_whole() -> Iterator[None]:
+    """Lets Paddle build gradient ops on gradients that are whole sums, while it makes a program.
+
+    Reason: the rules of some gradient ops are wrong for partial gradients: that of ``expand`` takes summands for the sum, that of
+    ``divide`` reads other values of the quotient on each rank, and ``concat`` divides the batch among them. What completion counts
+    is what is done here, see ``GRADIENTS_MAY_BE_PARTIAL``. Versions: 3.0 to 3.3.
+    """
+    from paddle.base import core
+
+    from paddle_rbt_plugin.completion.oracle import GRADIENTS_MAY_BE_PARTIAL, finished
+
+    original = core.call_vjp
+
+    def call_vjp(op: Any, inputs: Any, outputs: Any, gradients: Any, *rest: Any) -> Any:
+        if op.name().split(".", 1)[1].removesuffix("_") not in GRADIENTS_MAY_BE_PARTIAL:
+            gradients = [[finished(g) if g.initialized() and g.is_dist() else g for g in of] for of in gradients]
+        return original(op, inputs, outputs, gradients, *rest)
+
+    with _replaced(core, "call_vjp", call_vjp):
+        yield
+
+
+@contextlib.contextmanager
+def lists_resharded() -> Iterator[None]:
+    """Lets the tensors of a list, such as the gradients that ``concat`` has, be brought to where their readers expect them.
+
+    Reason: the partition pass reshards a result that an op makes otherwise than its type says, but passes by lists, whose
+    tensors are the results of ``builtin.split``: a shard is then read as if it were the whole tensor. Versions: 3.0 to 3.3.
+    """
+    from paddle.distributed.auto_parallel.static import engine, pir_pass
+
+    original = pir_pass.apply_partition_pass
+
+    def apply(program: Any, block: Any = None) -> None:
+        if block is None:
+            _reshard_lists(program)
+        original(program, block)
+
+    with _replaced(pir_pass, "apply_partition_pass", apply), _replaced(engine, "apply_partition_pass", apply):
+        yield
+
+
+def _reshard_lists(program: Any) -> None:
+    import paddle
+    from paddle.base.framework import pir_op_role_guard
+
+    for op in program.global_block().ops:
+        source = op.operand_source(0).get_defining_op() if op.name() == "builtin.split" else None
+        if source is None or source.dist_attr is None or source.dist_attr.num_results() != 1:
+            continue
+        made = source.dist_attr.result(0).as_array_attr()
+        for i, value in enumerate(op.results()):
+            if made is None or not value.is_dist() or value.use_empty() or value.dist_attr() == made[i].as_tensor_dist_attr():
+                continue
+            wanted = value.dist_attr()
+            value.update_dist_attr(made[i].as_tensor_dist_attr())
+            paddle.pir.set_insertion_point_after(op)
+            with pir_op_role_guard(source.op_role):
+                arrived = paddle._C_ops.reshard_v2(value, wanted)
+            value.replace_all_uses_with(arrived)
+            arrived.get_defining_op().operand(0).set_source(value)
 
 
 @contextlib.contextmanager

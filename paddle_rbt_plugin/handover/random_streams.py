@@ -1,7 +1,7 @@
 """Random streams of a job: alike where a tensor is replicated, different for every shard.
 
-All ranks agree on one number, the seed that rank 0 was given by ``paddle.seed``, or drew itself. Everything else follows from it
-by hashing, so no rank depends on what another one has drawn, nor on what its own script draws between two steps:
+All ranks agree on one number, the seed that rank 0 was given by ``paddle.seed``, or has drawn itself. Everything else is
+hashed from it, so no rank depends on what another one has drawn, nor on what its own script draws between two steps:
 
     seed of a stream = hash(common seed, which op, coordinates of this rank along the axes that shard the result, step)
 

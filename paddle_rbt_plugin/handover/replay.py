@@ -13,11 +13,11 @@ import paddle
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.forms import FORMS
-from paddle_rbt_plugin.completion.oracle import placement_of, set_placement
+from paddle_rbt_plugin.completion.oracle import finished, set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.pir import CONTAINER_OPS, RECOMPUTE_MARKS, SINK_OPS, plain_attrs
-from paddle_rbt_plugin.graph.random_ops import draws_whole
+from paddle_rbt_plugin.graph.random_ops import draws
 from paddle_rbt_plugin.handover.custom_ops import PREFIX, build_custom_op
 from paddle_rbt_plugin.handover.rewrite import build_op
 from paddle_rbt_plugin.handover.seeds import Seeds
@@ -67,7 +67,8 @@ def annotate(program: Any, mesh: ProcessMesh, placements: Mapping[str, Placement
 
 def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], seeds: Seeds, custom_ops: bool = False) -> list[Any]:
     """Builds an op again, on the types that its operands have now, in its place; ``forms`` and what is returned as in
-    ``build_op``, and ``seeds`` gives random ops their streams. ``custom_ops`` says that all values of the program are distributed, without which custom ops cannot be built.
+    ``build_op``, and ``seeds`` builds random ops. ``custom_ops`` says that all values of the program are distributed, without
+    which custom ops cannot be built.
 
     Raises UnsupportedProgram for an op that cannot be built again."""
     name = op.name().split(".", 1)[1]
@@ -86,17 +87,12 @@ def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], seeds: Seeds, cu
             )
         built, results = build_custom_op(name, plain_attrs(op), inputs, mesh, paddle_mesh(mesh))
     else:
-        attrs, target = plain_attrs(op), paddle_mesh(mesh)
-        seed_op = seeds.before(name, attrs, inputs, target)
-        built = build_op(name, attrs, inputs, op.result(0), mesh, forms)
-        if draws_whole(name, attrs) and any(placement_of(value).is_sharded() for value in built[-1].results()):
-            built[-1].erase()  # the generator of the device is one for all ranks, so its shards would be alike
-            inputs = {slot: [_whole(value, target) for value in values] for slot, values in inputs.items()}
+        attrs = plain_attrs(op)
+        if draws(name, attrs):
+            built = seeds.build(name, attrs, inputs, mesh, paddle_mesh(mesh))
+        else:
             built = build_op(name, attrs, inputs, op.result(0), mesh, forms)
-        seeds.after(name, attrs, built[-1], seed_op, mesh)
         results = _results(built[-1])
-        if seed_op is not None:
-            built.insert(0, seed_op)
     for new in built:
         if op.has_attr("struct_name"):
             new.set_str_attr("struct_name", op.attrs()["struct_name"])
@@ -107,7 +103,7 @@ def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], seeds: Seeds, cu
     for old_result, new_result in zip(_results(op), results, strict=True):
         new_result.stop_gradient = old_result.stop_gradient
         new_result.persistable = old_result.persistable
-        old_result.replace_all_uses_with(new_result)
+        old_result.replace_all_uses_with(finished(new_result))
     old_inputs = [v for v in op.operands_source() if v is not None and v.initialized() and v.is_combine()]
     for split in [user for r in op.results() if r.initialized() and r.is_combine() for user in r.all_used_ops()]:
         split.erase()
@@ -116,13 +112,6 @@ def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], seeds: Seeds, cu
         if value.use_empty():
             value.get_defining_op().erase()
     return built
-
-
-def _whole(value: Any, target: Any) -> Any:
-    """An operand of an op that draws its whole result on every rank."""
-    if not value.is_dist() or placement_of(value) == Placement.replicated(len(value.shape)):
-        return value
-    return paddle._C_ops.reshard(value, target, [paddle.distributed.Replicate()] * len(target.shape))
 
 
 def _results(op: Any) -> list[Any]:

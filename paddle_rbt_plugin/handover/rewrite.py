@@ -11,7 +11,7 @@ from paddle.distributed.auto_parallel.static.process_group import new_process_gr
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.forms import sharded_form
-from paddle_rbt_plugin.completion.oracle import call_op, placement_of, producer_of, set_placement
+from paddle_rbt_plugin.completion.oracle import call_op, finished, placement_of, producer_of, set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.graph.pir import LINEAR, dtype_name
 from paddle_rbt_plugin.graph.rewrite import RULES, Step, steps_for
@@ -38,7 +38,8 @@ def build_op(
             [("transpose_x", False), ("transpose_y", attrs["transpose_weight"])],
             {"x": inputs["input"], "y": inputs["weight"]},
         )
-        return [producer_of(product[0]), producer_of(call_op("add", (), {"x": product, "y": inputs["bias"]})[0])]
+        total = call_op("add", (), {"x": [finished(product[0])], "y": inputs["bias"]})
+        return [producer_of(product[0]), producer_of(total[0])]
     if name in RULES:
         operand = next(values[0] for values in inputs.values())
         if operand.get_defining_op().name() not in _LEAVES:

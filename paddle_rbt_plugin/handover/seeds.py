@@ -13,10 +13,10 @@ from typing import Any
 import paddle
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
-from paddle_rbt_plugin.completion.oracle import placement_of, set_placement
+from paddle_rbt_plugin.completion.oracle import call_op, placement_of, producer_of, set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.graph.pir import plain_attrs
-from paddle_rbt_plugin.graph.random_ops import DEVICE_OPS, SEED_OP, SEED_OPERANDS, STREAM_ATTRIBUTES, canonical, draws
+from paddle_rbt_plugin.graph.random_ops import SEED_OP, SEED_OPERANDS, STREAM_ATTRIBUTES, canonical, draws_whole
 from paddle_rbt_plugin.handover.random_streams import PREFIX, coordinates, hashed, register, stream_name
 from paddle_rbt_plugin.handover.rewrite import rank_on
 
@@ -29,38 +29,43 @@ class Seeds:
     def __init__(self) -> None:
         self._count = 0
 
-    def before(self, name: str, attrs: Mapping[str, Any], inputs: Mapping[str, Sequence[Any]], target: Any) -> Any:
-        """Builds the op ``seed`` for an op that is about to be built on the mesh ``target`` of Paddle; None for an op that reads no
-        seed, or was given one by the model."""
+    def build(
+        self, name: str, attrs: Mapping[str, Any], inputs: Mapping[str, Sequence[Any]], mesh: ProcessMesh, target: Any
+    ) -> list[Any]:
+        """Builds an op that draws random numbers on distributed inputs by slot; ``target`` is the mesh as Paddle's own. Returns
+        the ops built, the last of which has the op's results."""
         slot = SEED_OPERANDS.get(canonical(name))
-        if slot is None or not draws(name, attrs) or inputs.get(slot):
-            return None
-        op = _new_seed_op()
-        set_placement(op.result(0), target, Placement.replicated(1))
-        op.result(0).stop_gradient = True
-        return op
-
-    def after(self, name: str, attrs: Mapping[str, Any], built: Any, seed_op: Any, mesh: ProcessMesh) -> None:
-        """Names the stream of an op that was ``built``, now that the placement of its result is known, and gives it its seed."""
-        named = STREAM_ATTRIBUTES.get(canonical(name)) if draws(name, attrs) else None
-        if seed_op is None and named is None:
-            return
-        shard = coordinates(placement_of(built.result(0)), mesh, rank_on(mesh))
+        seed_op = None if slot is None or inputs.get(slot) else _new_seed_op(target)
+        op = producer_of(call_op(name, attrs.items(), inputs)[0])
+        shard = coordinates(placement_of(op.result(0)), mesh, rank_on(mesh))
         stream = stream_name(self._count, shard)
         self._count += 1
-        if named is not None:
-            built.set_str_attr(named, stream)
-            return
+        if draws_whole(name, attrs):
+            return _of_whole(op, name, attrs, inputs, target) if shard else [op]
+        if slot is None:
+            op.set_str_attr(STREAM_ATTRIBUTES[canonical(name)], stream)
+        if seed_op is None:
+            return [op]
         if attrs.get("fix_seed"):
             seed_op.set_int_attr("seed", hashed(attrs["seed"], shard))
             seed_op.set_bool_attr("deterministic", False)
         else:
             seed_op.set_str_attr("rng_name", stream)
-        _set_operand(built, built.get_input_names().index(SEED_OPERANDS[canonical(name)]), seed_op.result(0))
+        _set_operand(op, op.get_input_names().index(slot), seed_op.result(0))
+        return [seed_op, op]
+
+
+def _of_whole(op: Any, name: str, attrs: Mapping[str, Any], inputs: Mapping[str, Sequence[Any]], target: Any) -> list[Any]:
+    """The op built again on replicated operands: all ranks draw from generators in one state, so shards would be alike."""
+    op.erase()
+    everywhere = [paddle.distributed.Replicate()] * len(target.shape)
+    whole = {slot: [paddle._C_ops.reshard(v, target, everywhere) for v in values] for slot, values in inputs.items()}
+    op = producer_of(call_op(name, attrs.items(), whole)[0])
+    return [*(v.get_defining_op() for values in whole.values() for v in values), op]
 
 
 def _set_operand(op: Any, position: int, value: Any) -> None:
-    """Gives a built op an operand that it lacks. Paddle's rule for dropout refuses to infer with a seed, which places nothing."""
+    """Gives a built op an operand that it lacks. Paddle's rule for dropout, which infers placements, refuses a seed."""
     pir = paddle.base.libpaddle.pir
     op.operand(position).set_source(value)
     attr = op.dist_attr
@@ -83,7 +88,7 @@ def stream_names(program: Any) -> tuple[str, ...]:
 def draws_from_device(program: Any) -> bool:
     """Whether any op of a program draws from the generator of the device."""
     ops = ((op.name().removeprefix("pd_op."), op) for op in program.global_block().ops)
-    return any(canonical(type_) in DEVICE_OPS and draws(type_, plain_attrs(op)) for type_, op in ops)
+    return any(draws_whole(type_, plain_attrs(op)) for type_, op in ops)
 
 
 def register_streams(program: Any, seed: int) -> None:
@@ -91,8 +96,8 @@ def register_streams(program: Any, seed: int) -> None:
     register(stream_names(program), seed)
 
 
-def _new_seed_op() -> Any:
-    """An op ``seed`` in the current program, where ops are inserted now. Paddle has no function that builds one in PIR, so it is
+def _new_seed_op(target: Any) -> Any:
+    """An op ``seed`` in the current program, where ops are inserted now. Paddle has no function that builds one in PIR, so one is
     translated from the legacy IR."""
     pir = paddle.base.libpaddle.pir
     with paddle.pir_utils.OldIrGuard():
@@ -104,4 +109,7 @@ def _new_seed_op() -> Any:
             block.append_op(type=SEED_OP, outputs={"Out": [out]}, attrs=attrs)
         translated = pir.translate_to_pir(program.desc)
     (prototype,) = (op for op in translated.global_block().ops if op.name() == _SEED)
-    return prototype.clone(pir.IrMapping(), pir.CloneOptions(False, True, True))
+    op = prototype.clone(pir.IrMapping(), pir.CloneOptions(False, True, True))
+    set_placement(op.result(0), target, Placement.replicated(1))
+    op.result(0).stop_gradient = True
+    return op

@@ -22,7 +22,8 @@ from paddle.base.framework import auto_complete_op_role
 from paddle.distributed import parallel
 from paddle.distributed.auto_parallel.static.engine import set_all_ops_op_role
 from paddle.distributed.auto_parallel.static.mix_to_dist_pass import apply_mix2dist_pass
-from paddle.distributed.auto_parallel.static.pir_pass import RemovePasses, ReshardPasses, apply_partition_pass
+from paddle.distributed.auto_parallel.static import pir_pass
+from paddle.distributed.auto_parallel.static.pir_pass import RemovePasses, ReshardPasses
 from paddle.distributed.auto_parallel.static.process_group import get_process_group
 from paddle.distributed.auto_parallel.strategy import Strategy
 from paddle.distributed.fleet.meta_optimizers.common import OpRole
@@ -40,6 +41,7 @@ from paddle_rbt_plugin.cost.sizes import Sizes
 from paddle_rbt_plugin.cost.transfers import transfers
 from paddle_rbt_plugin.graph import DTYPE_BYTES, Graph
 from paddle_rbt_plugin.graph.pir import dtype_name
+from paddle_rbt_plugin.handover.patches import exact_partition
 from paddle_rbt_plugin.handover.pipeline import annotate_stages, schedulable
 from paddle_rbt_plugin.handover.recompute import mark, recomputes, strategy_of
 from paddle_rbt_plugin.handover.replay import annotate
@@ -163,6 +165,11 @@ def _repeated(segment: Segment, work: SegmentWork, recompute: str) -> list[Kerne
 def partition(program: Any, train: bool = True, recompute: bool = False, zero_stage: int = 0) -> Partitioned:
     """Completes an annotated forward program for training with AdamW, or for evaluation, and partitions it, in place. With
     ``recompute`` backward runs again what is marked; ``zero_stage`` divides states."""
+    with exact_partition():
+        return _partition(program, train, recompute, zero_stage)
+
+
+def _partition(program: Any, train: bool, recompute: bool, zero_stage: int) -> Partitioned:
     gradients: list[Any] = []
     paddle.enable_static()
     try:
@@ -180,7 +187,7 @@ def partition(program: Any, train: bool = True, recompute: bool = False, zero_st
             apply_mix2dist_pass(program)
             if recompute:
                 new_pass("auto_parallel_recompute_pir", Strategy().recompute.to_dict()).apply([program], [startup])
-        apply_partition_pass(program)
+        pir_pass.apply_partition_pass(program)
     finally:
         paddle.disable_static()
     return Partitioned(program, startup, gradients)
