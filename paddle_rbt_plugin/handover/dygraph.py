@@ -11,6 +11,8 @@ import paddle.distributed as dist
 from paddle_rbt_plugin.cluster import Cluster, check_job
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import PlanError, TunerError
+from paddle_rbt_plugin.handover import dygraph_random
+from paddle_rbt_plugin.handover.copies import share_all
 from paddle_rbt_plugin.handover.dygraph_ops import install
 from paddle_rbt_plugin.handover.local import paddle_placements
 from paddle_rbt_plugin.handover.replay import paddle_mesh
@@ -27,6 +29,7 @@ def shard_layer(plan: Plan, model: Any) -> Any:
     _require_one_stage(plan)
     check_job(Cluster.from_dict(plan.cluster), dist.get_world_size())
     mesh, planned = paddle_mesh(plan.stages[0].process_mesh), _planned_params(plan, model)
+    share_all([*_all_parameters(model), *model.named_buffers()])
     done: dict[int, Any] = {}  # a tied parameter stays one
     for path, layer in model.named_sublayers(include_self=True):
         for name, param in list(layer._parameters.items()):
@@ -37,6 +40,7 @@ def shard_layer(plan: Plan, model: Any) -> Any:
                 done[id(param)] = dist.shard_tensor(param, mesh, paddle_placements(placement, len(mesh.shape)))
             layer._parameters[name] = done[id(param)]
     install(mesh)
+    dygraph_random.install(model, plan.stages[0].process_mesh)
     return model
 
 

@@ -97,7 +97,7 @@ def register_streams(program: Any, seed: int) -> None:
 
 
 def _new_seed_op(target: Any) -> Any:
-    """An op ``seed`` in the current program, where ops are inserted now. Paddle has no function that builds one in PIR, so one is
+    """An op ``seed`` in the current program, where ops are inserted now. Paddle has no function that builds one in PIR: it is
     translated from the legacy IR."""
     pir = paddle.base.libpaddle.pir
     with paddle.pir_utils.OldIrGuard():
