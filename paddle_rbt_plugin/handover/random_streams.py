@@ -27,6 +27,9 @@ from paddle_rbt_plugin.completion.placement import Placement
 PREFIX = "rule_based_tuner"
 """How the names of generators begin."""
 _DEVICE = "device"
+_IN_ORDER = "FLAGS_enable_pir_in_executor_trace_run"
+"""Lets the executor run ops one after the other. Several threads, which it starts on CPUs, draw in any order: of the ops that read
+the generator of the device Paddle orders some only."""
 
 
 def hashed(*parts: Any) -> int:
@@ -108,13 +111,19 @@ class Streams:
             self._ready = True
         for name in self.names:
             core.get_random_seed_generator(name).manual_seed(hashed(self.seed, name, self.step))
-        generator = device_generator()
-        before = generator.get_state() if self.draws_from_device else None
-        if before is not None:
-            generator.manual_seed(hashed(self.seed, _DEVICE, self.step))
-        self.step += 1
-        try:
+        step, self.step = self.step, self.step + 1
+        if not self.draws_from_device:
             yield
-        finally:
-            if before is not None:
-                generator.set_state(before)
+            return
+        with _in_order(), seeded(device_generator(), hashed(self.seed, _DEVICE, step)):
+            yield
+
+
+@contextmanager
+def _in_order() -> Iterator[None]:
+    before = paddle.get_flags(_IN_ORDER)
+    paddle.set_flags({_IN_ORDER: True})
+    try:
+        yield
+    finally:
+        paddle.set_flags(before)
