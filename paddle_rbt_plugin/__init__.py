@@ -21,6 +21,7 @@ from paddle_rbt_plugin.cost import CostModel, Prediction
 from paddle_rbt_plugin.errors import (
     ClusterError,
     CostModelError,
+    HandoverError,
     ModelError,
     NoFeasiblePlan,
     PatternError,
@@ -43,6 +44,7 @@ __all__ = [
     "ClusterError",
     "CostModel",
     "CostModelError",
+    "HandoverError",
     "ModelError",
     "NoFeasiblePlan",
     "Pattern",

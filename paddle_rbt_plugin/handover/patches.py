@@ -165,9 +165,9 @@ def exact_partition() -> Iterator[None]:
 def gradients_whole() -> Iterator[None]:
     """Lets Paddle build gradient ops on gradients that are whole sums, while it makes a program.
 
-    Reason: the rules of some gradient ops are wrong for partial gradients: that of ``expand`` takes summands for the sum, that of
-    ``divide`` reads other values of the quotient on each rank, and ``concat`` divides the batch among them. What completion counts
-    is what is done here, see ``GRADIENTS_MAY_BE_PARTIAL``. Versions: 3.0 to 3.3.
+    Reason: the rules of some gradient ops are wrong for partial gradients: that of ``expand`` takes summands for the sum, that
+    of ``divide`` reads other values of the quotient on each rank, and ``concat`` divides the batch among them. Completion
+    counts what is done here, see ``GRADIENTS_MAY_BE_PARTIAL``. Versions: 3.0 to 3.3.
     """
     from paddle.base import core
 
