@@ -104,6 +104,16 @@ def test_copies_are_equal_after_training_whatever_was_seeded(ranks: list, run: s
         np.testing.assert_allclose(first, second, rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("run", ["mp", "dp", "unseeded", "dygraph mp"])
+def test_a_check_names_the_replica_that_differs_and_its_ranks(ranks: list, run: str) -> None:
+    for rank in ranks:
+        assert rank[run]["checked"] == ""
+        assert rank[run]["changed"].startswith(
+            "blocks.1.norm.bias should be alike on ranks 0, 1, but differs between rank 0 and rank 1"
+        )
+
+
 def test_every_random_op_takes_its_stream_in_one_way() -> None:
     assert not SEED_OPERANDS.keys() & STREAM_ATTRIBUTES.keys()
     assert not DEVICE_OPS & {*SEED_OPERANDS, *STREAM_ATTRIBUTES}

@@ -2,12 +2,12 @@
 
 Paddle's random ops on distributed tensors draw from the generator of the device on each rank, so with one seed all shards of a
 tensor get the same mask. Here each op takes one number from a stream that all ranks share, and draws from a generator that is
-seeded with this number and the coordinates of the shard that this rank holds. A shard so draws numbers of its own, replicas
-draw alike, and no rank depends on how much another one has drawn.
+seeded with this number and the shard that this rank holds. A shard draws numbers of its own, replicas draw alike, and no rank
+depends on how much another one has drawn.
 
-The shared stream is a state of fleet's ``RNGStatesTracker``, which Paddle's ``recompute`` keeps and puts back: what is run again
-draws what it drew. Ops without a distributed operand (``paddle.rand``) draw from the generator of the device; while a sharded
-model runs its ``forward`` that is set to another shared stream, and from ``shard_layer`` on it has the state that rank 0 had.
+The shared stream is a state of fleet's ``RNGStatesTracker``, which Paddle's ``recompute`` keeps and puts back: what runs again
+draws what it drew. Ops without a distributed operand (``paddle.rand``) draw from the generator of the device. While a sharded
+model runs its ``forward``, that is set to another shared stream; ``shard_layer`` gives it one state on all ranks.
 """
 
 from __future__ import annotations

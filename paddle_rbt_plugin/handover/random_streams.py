@@ -28,8 +28,8 @@ PREFIX = "rule_based_tuner"
 """How the names of generators begin."""
 _DEVICE = "device"
 _IN_ORDER = "FLAGS_enable_pir_in_executor_trace_run"
-"""Lets the executor run ops one after the other. Several threads, which it starts on CPUs, draw in any order: of the ops that read
-the generator of the device Paddle orders some only."""
+"""Lets the executor run ops one after the other. On CPUs it starts several threads, which draw in any order: of the ops that
+read the generator of the device Paddle orders some only."""
 
 
 def hashed(*parts: Any) -> int:

@@ -1,6 +1,6 @@
 """What random ops draw on each of two ranks, and what a model trains to whose layers drop out; every rank writes JSON.
 
-    python -m paddle.distributed.launch --nproc_per_node 2 --backend gloo random_numbers.py OUT
+python -m paddle.distributed.launch --nproc_per_node 2 --backend gloo random_numbers.py OUT
 """
 
 from __future__ import annotations
@@ -133,6 +133,15 @@ class Model(nn.Layer):
         return self.head(x)
 
 
+def complaint(check: Callable[[], None]) -> str:
+    """What a check raises; empty where it raises nothing."""
+    try:
+        check()
+    except rbt.HandoverError as error:
+        return str(error)
+    return ""
+
+
 def trained(seed: int | None, space: dict[str, Any], mode: str = "static", steps: int = 3) -> dict[str, Any]:
     """Losses, and the sums of the local weights, of a model that trains under a plan of ``space``."""
     paddle.seed(np.random.SeedSequence().entropy % 2**31 if seed is None else seed)
@@ -153,8 +162,13 @@ def trained(seed: int | None, space: dict[str, Any], mode: str = "static", steps
             optimizer.clear_grad()
             losses.append(float(value.numpy()))
         weights = {n: float(p._local_value().abs().sum().numpy()) for n, p in model.named_parameters()}
+        checked = complaint(lambda: plan.check_replicas(model))
+        if dist.get_rank() == 1:
+            model.blocks[1].norm.bias._local_value().add_(paddle.ones([1]))
+        changed = complaint(lambda: plan.check_replicas(model))
         placed = {n: [str(p) for p in t.placements] for n, t in model.named_parameters()}
-        return {"losses": losses, "weights": weights, "replicated": [n for n, p in placed.items() if "Shard" not in str(p)]}
+        whole = [n for n, p in placed.items() if "Shard" not in str(p)]
+        return {"losses": losses, "weights": weights, "replicated": whole, "checked": checked, "changed": changed}
     names = {p.name: n for n, p in model.named_parameters()}
     optimizer = paddle.optimizer.AdamW(1e-2, parameters=model.parameters())
     strategy = dist.Strategy({"tuning": {"enable": True, "pass_name": "rule_based_tuner", "search_space": space}})
@@ -164,11 +178,18 @@ def trained(seed: int | None, space: dict[str, Any], mode: str = "static", steps
     losses = [float(engine(*part)) for part in plan.shard_dataloader([batch] * steps)]
     scope = paddle.static.global_scope()
     tensors = {k: np.array(scope.find_var(n).get_tensor()) for n, k in names.items()}
+    checked = complaint(lambda: rbt.check_replicas(engine))
+    if dist.get_rank() == 1:
+        bias = scope.find_var(next(n for n, k in names.items() if k == "blocks.1.norm.bias")).get_tensor()
+        bias.set(np.array(bias) + 1, paddle.CPUPlace())
+    changed = complaint(lambda: rbt.check_replicas(engine))
     ops = [op for op in engine.dist_main_program("train").global_block().ops if op.has_attr("bwd_recompute_id")]
     return {
         "losses": losses,
         "weights": {k: float(np.abs(t).sum()) for k, t in tensors.items()},
         "replicated": [names[n] for n, t in plan.tensors.items() if n in names and not t.placement.is_sharded()],
+        "checked": checked,
+        "changed": changed,
         "recomputed": sorted({op.name().removeprefix("pd_op.") for op in ops}),
         "streams": len(streams_of(engine._engine, "train").names),
     }
