@@ -23,6 +23,7 @@ from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.api import Argument, signature
 from paddle_rbt_plugin.graph.pir import CONSTANT_OPS, CONTAINER_OPS, dtype_name, plain_attrs
+from paddle_rbt_plugin.graph.random_ops import draws_whole
 
 _NOT_COMPUTING = (*CONTAINER_OPS, *CONSTANT_OPS, "pd_op.data")
 _MOST_OPS = 100
@@ -119,8 +120,31 @@ class Oracle:
 
     def _ask(self, question: Question) -> tuple[Built, ...]:
         if question not in self._answers:
-            self._answers[question] = self._build(question)
+            whole = self._drawn_whole(question)
+            self._answers[question] = self._build(question) if whole is None else self._of_whole(question, whole)
         return self._answers[question]
+
+    def _drawn_whole(self, question: Question) -> Question | None:
+        """The question about whole operands, for an op that has to draw its whole result on every rank and would draw shards;
+        None for any other op."""
+        if not question.slots or not draws_whole(question.op, dict(question.attrs)):
+            return None
+        forward = self._build(question._replace(gradients=None, results=()))[0]
+        if not any(product.made.is_sharded() for product in forward.products):
+            return None
+        slots = tuple(
+            (slot, tuple(o._replace(placement=Placement.replicated(len(o.shape))) for o in operands))
+            for slot, operands in question.slots
+        )
+        return question._replace(slots=slots)
+
+    def _of_whole(self, question: Question, whole: Question) -> tuple[Built, ...]:
+        """The answer for ``whole`` operands as one for those of ``question``, which the op brings there itself."""
+        if question.gradients is not None:
+            return self._build(whole)
+        (built,) = self._build(whole)
+        uses = (u._replace(have=question.operands[u.source.index].placement) for u in built.uses)
+        return (replace(built, uses=tuple(uses)),)
 
     @cached_property
     def _paddle_mesh(self) -> Any:

@@ -21,6 +21,7 @@ from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.graph import read_program
 from paddle_rbt_plugin.handover import (
     engine_life,
+    engine_random,
     forward_loss,
     gradient_merge,
     guard,
@@ -53,6 +54,8 @@ def install() -> None:
     engine_life.install(_tune)
     patches.let_shards_become_partial()
     parameter_attributes.install()
+    patches.let_recomputed_ops_draw_the_same()
+    engine_random.install()
     original = Engine._parallel_pir
 
     @functools.wraps(original)
@@ -104,6 +107,7 @@ def _tune(engine: Any, mode: str) -> Plan:
         graph = read_program(program, needs_loss=False)
         apply_plan(program, plan, placements_for(graph, plan, getattr(engine, REPLICATED, False)))
     engine._fwd_main_progs[mode] = program
+    engine_random.keep_streams(engine, mode, program)
     check_order(plan)
     set_pipeline(strategy, plan)
     engine.rule_based_mesh = _mesh_of_this_rank(plan)

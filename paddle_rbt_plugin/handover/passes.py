@@ -26,8 +26,10 @@ from paddle_rbt_plugin.handover.legacy.annotate import annotate as annotate_lega
 from paddle_rbt_plugin.handover.legacy.judge import tune_legacy
 from paddle_rbt_plugin.handover.patches import enable_static_training_on_cpu
 from paddle_rbt_plugin.handover.pipeline import annotate_stages
+from paddle_rbt_plugin.handover.random_streams import common_seed
 from paddle_rbt_plugin.handover.recompute import is_allowed, mark
 from paddle_rbt_plugin.handover.replay import annotate, paddle_mesh
+from paddle_rbt_plugin.handover.seeds import register_streams, stream_names
 from paddle_rbt_plugin.handover.strategy import as_the_program_runs
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.tuner import TunerWarning, check_batch, job_cluster, tune_graph
@@ -95,6 +97,8 @@ def apply_plan(program: Any, plan: Plan, placements: dict[str, Placement]) -> No
         annotate(program, meshes[0], placements, forms)
     else:
         annotate_stages(program, read_program(program, needs_loss=False), plan, placements, forms)
+    if stream_names(program):
+        register_streams(program, common_seed())
 
 
 def forms_of_job(plan: Plan) -> Collection[str]:

@@ -16,7 +16,8 @@ import numpy as np
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.graph.pir import is_present
+from paddle_rbt_plugin.graph.pir import is_present, plain_attrs
+from paddle_rbt_plugin.graph.random_ops import SEED_OP, draws, draws_again_the_same
 
 
 @contextlib.contextmanager
@@ -123,6 +124,22 @@ def let_shards_become_partial() -> None:
             return shards_to_partial and not base.is_shard(target) and mesh == target.process_mesh and mesh.ndim == 1
 
     base.register_reshard_func(ShardToPartial())
+
+
+def let_recomputed_ops_draw_the_same() -> None:
+    """Lets Paddle's recompute pass leave out what would draw other random numbers when it runs again: the seeds that ops read,
+    and random ops that read none. Their results are kept instead.
+
+    Reason: the pass means to leave out the seeds of dropout, but looks for an op called ``seed`` where PIR says ``pd_op.seed``;
+    other random ops it runs again. Versions: 3.0 to 3.3.
+    """
+    from paddle.distributed.passes.auto_parallel_recompute_pir import AutoParallelRecomputePIRPass
+
+    def stays(self: Any, op: Any) -> bool:
+        type_ = op.name().removeprefix("pd_op.")
+        return type_ == SEED_OP or (draws(type_, plain_attrs(op)) and not draws_again_the_same(type_))
+
+    AutoParallelRecomputePIRPass.is_seed_used_by_dropout = stays
 
 
 def _reshard_through_whole(_: Any, source: Any, target: Any, value: Any, target_type: Any) -> Any:

@@ -50,7 +50,7 @@ def build_op(
         first = {slot: values[0] for slot, values in inputs.items() if values}
         shapes = {slot: tuple(value.shape) for slot, value in first.items()}
         placements = {slot: placement_of(value) for slot, value in first.items()}
-        rank = _rank_on(mesh)
+        rank = rank_on(mesh)
         form = sharded_form(name, attrs, shapes, placements, mesh, rank)
         name, attrs = form.type, form.attrs
         inputs = {form.slots.get(slot, slot): values for slot, values in inputs.items()}
@@ -77,7 +77,7 @@ def _ring(mesh: ProcessMesh, axis: str, rank: int) -> int:
     return int(new_process_group(sorted(group)).id)
 
 
-def _rank_on(mesh: ProcessMesh) -> int:
+def rank_on(mesh: ProcessMesh) -> int:
     """The rank whose program is built; the mesh's first where this process is none of its ranks, as in planning."""
     rank = int(paddle.distributed.get_rank())
     return rank if rank in mesh.ranks else mesh.ranks[0]
