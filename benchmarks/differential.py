@@ -35,6 +35,7 @@ MOST_REFUSED = 0.1
 def main() -> int:
     options = _options()
     rows: list[dict[str, Any]] = []
+    seen: Counter[tuple[str, str]] = Counter()
     begin = time.monotonic()
     with Jobs() as jobs:
         for name, case in _cases(options):
@@ -45,7 +46,9 @@ def main() -> int:
             if outcome.outcome == "serial":
                 print(f"{spell_case(case)}\n{outcome.detail}")
             if outcome.failed:
-                row["shrunk"] = _report(jobs, case, outcome, options)
+                seen[outcome.outcome, outcome.kind] += 1
+                small = options.shrink and seen[outcome.outcome, outcome.kind] <= options.shrink
+                row["shrunk"] = _report(jobs, case, outcome, options.time_limit, small)
             if options.json:
                 Path(options.json).write_text("\n".join(map(json.dumps, rows)) + "\n")
         starts = jobs.starts
@@ -65,7 +68,8 @@ def _options() -> Any:
     parser.add_argument("--with-crashing-ops", action="store_true", help="also ops that may end the process, such as einsum")
     parser.add_argument("--case", type=Path, nargs="+", help="run these cases instead of drawing some")
     parser.add_argument("--json", type=Path, help="write one line per case here")
-    parser.add_argument("--no-shrink", action="store_true")
+    parser.add_argument("--shrink", type=int, default=3, help="how many failures of a kind are shrunk; all are printed")
+    parser.add_argument("--no-shrink", dest="shrink", action="store_const", const=0)
     parser.add_argument("--time-limit", type=float, default=60, help="seconds after which a case hangs")
     return parser.parse_args()
 
@@ -82,19 +86,19 @@ def _cases(options: Any) -> Iterator[tuple[str, Case]]:
         yield f"{options.seed}-{number}", case
 
 
-def _report(jobs: Jobs, case: Case, outcome: Outcome, options: Any) -> Case:
-    """Prints a failing case, shrunk unless that is switched off, and returns it."""
+def _report(jobs: Jobs, case: Case, outcome: Outcome, limit: float, small: bool) -> Case:
+    """Prints a failing case, shrunk if it is to be small, and returns it."""
     last = outcome
 
     def fails(candidate: Case) -> bool:
         nonlocal last
-        found = run_case(jobs, candidate, options.time_limit)
+        found = run_case(jobs, candidate, limit)
         if found.failed and found.same_failure(outcome):
             last = found
             return True
         return False
 
-    if not options.no_shrink:
+    if small:
         jobs.afresh()
         if fails(case):
             case = shrink(case, fails)
@@ -118,7 +122,7 @@ def _short(outcome: Outcome) -> str:
 
 
 def _summary(rows: Sequence[dict[str, Any]], seconds: float, starts: int) -> str:
-    order = ("same", "refused", *FAILURES, "serial")
+    order = ("same", "unstable", "refused", *FAILURES, "serial")
     present = [o for o in order if any(r["outcome"] == o for r in rows)]
     lines = ["", f"{'':12}" + "".join(f"{o:>12}" for o in present)]
     for key in ("layout", "entry"):

@@ -2,10 +2,13 @@
 
 - **Losses**: of every step, ``|a - b| / max(|b|, 0.01)``. Where the replicas of ``dp`` show losses of their own parts of the batch,
   as static programs of Paddle do, their mean counts; ranks along ``mp`` must show the same.
-- **Weights**: the largest ``|a - b|`` of a tensor over how far training has moved it, at least 0.01 and at most 1. So a weight that
+- **Weights**: the largest ``|a - b|`` of a tensor over how far training has moved it, at least 0.01. So a weight that
   moved by 0.02 may differ by 2e-6; measured against its size, a wrong gradient would hide behind a small learning rate.
 - **States**: the same over the largest number of the state, at least 0.01.
 - **Copies**: whatever several ranks hold of the same tensor must be the same, measured as weights are.
+
+Where the weights of training explode, or a loss has kinks, rounding grows. So a difference is compared with what becomes of the
+serial run when its initial weights change by a few units in the last place (``noise``): one below ten times that says nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ import numpy as np
 
 LOSS = 1e-5
 WEIGHT = 1e-4
-LEAST, MOST = 1e-2, 1.0
+LEAST = 1e-2
+TIMES_NOISE = 10
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,14 @@ class Difference:
     @property
     def kind(self) -> str:
         """``loss``, ``weight``, ``copies`` or ``state``, the first that is too large; empty where none is."""
+        return self.beyond(Difference())
+
+    def beyond(self, noise: Difference) -> str:
+        """The same, where rounding alone explains ``noise``."""
+        rounding = max(noise.loss, noise.weight, noise.state)
         for name, limit in (("copies", WEIGHT), ("loss", LOSS), ("weight", WEIGHT), ("state", WEIGHT)):
-            if not getattr(self, name) <= limit:  # one that is not a number is too large
+            unexplained = TIMES_NOISE * (rounding if name == "copies" else getattr(noise, name))
+            if not getattr(self, name) <= max(limit, unexplained):  # one that is not a number is too large
                 return name
         return ""
 
@@ -56,7 +66,7 @@ def compare(serial: dict[str, Any], ranks: Sequence[dict[str, Any]], layout: dic
             missing = missing or (key if kind == "weight" else "")
             continue
         moved = abs(right - start[key]).max() if key in start else abs(right).max()
-        scale = float(min(max(moved, LEAST), MOST)) if kind == "weight" else float(max(abs(right).max(), LEAST))
+        scale = float(max(moved if kind == "weight" else abs(right).max(), LEAST))
         found, spread = _assembled(parts, right.shape)
         if found is None:
             missing = missing or f"{key} (shapes do not fit)"

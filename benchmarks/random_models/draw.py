@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from random_models.grammar import BLOCKS, CRASHING, ENTRIES, LAYOUTS, SCRIPT, Case, Illegal, Statement, Value, check, pruned, read, shapes
+from random_models.grammar import BLOCKS, CRASHING, ENTRIES, LAYOUTS, SCRIPT, Case, Illegal, Statement, Value, check, pruned, shapes
 
 VOCABULARIES = (32, 64, 48, 50)
 """The last is one that four ranks cannot divide."""
@@ -38,7 +38,7 @@ def _attempt(random: Random, layouts: Sequence[str], entries: Sequence[str], cra
     if not outputs:
         return {**case, "outputs": []}
     case = pruned(case)
-    divides = any(BLOCKS[s["op"]].divides and s["op"] not in ("patch_embedding", "low_rank") for s in case["model"])
+    divides = any(BLOCKS[s["op"]].divides for s in case["model"])
     names = [n for n in layouts if divides or LAYOUTS[n][1] == 1]
     if not names:
         return {**case, "outputs": []}
@@ -198,5 +198,3 @@ class _Writer:
         forms = ("mse", "l1", "smooth_l1", "square_mean", "half", "none_mean", "sum_over_batch", "penalty")
         return {"value": i, "loss": "distance", "form": self.random.choice(forms)}
 
-
-__all__ = ["draw_case", "read"]

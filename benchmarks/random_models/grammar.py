@@ -48,7 +48,7 @@ class Block:
     choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     weight: float = 1.0
     divides: bool = False
-    """Whether a plan may divide its parameters along mp."""
+    """Whether a plan divides its parameters along mp: only models with such a block are drawn for mp."""
 
 
 BLOCKS: dict[str, Block] = {}
@@ -144,14 +144,14 @@ _block("attention_mask", "", lambda at: Value("mask", (1, at["length"], at["leng
 # From tokens and images.
 _block("embedding", "ids", lambda at, x: Value("seq", (x.shape[0], at["width"])), 1, True, width=(16, 32), scale=(1, 4, 0.5),
        positions=("none", "arange", "slice", "parameter"), types=NO, padding_idx=NO, spelt=("layer", "functional"))
-_block("patch_embedding", "img", _patches, 1, True, width=(16, 32), patch=(4, 2), class_token=NO, positions=NO)
+_block("patch_embedding", "img", _patches, 1, width=(16, 32), patch=(4, 2), class_token=NO, positions=NO)
 
 # Norms and maps of the last dimension.
 _block("layer_norm", "seq|vec", _same, 2, spelt=("layer", "functional", "no_bias", "plain", "composed"))
 _block("rms_norm", "seq|vec", _same, 2, spelt=("pow", "square", "product", "divide", "sqrt_of_sum"))
-_block("linear", "seq|vec", lambda at, x: _wide(x, at["width"]), 2, True, width=(16, 32, 64), bias=YES,
+_block("linear", "seq|vec", lambda at, x: _wide(x, at["width"]), 2, width=(16, 32, 64), bias=YES,
        spelt=("layer", "functional", "matmul", "transposed"), activation=("none", *ACTIVATIONS))
-_block("low_rank", "seq|vec", _same, 0.5, True, rank=(4, 2))
+_block("low_rank", "seq|vec", _same, 0.5, rank=(4, 2))
 _block("scale", "seq|vec", _same, 0.5, bias=NO)
 _block("elementwise", "seq|vec|img", _same, 1, how=(*ACTIVATIONS, "softmax", "half", "square", "abs", "clip", "minus", "normalize"))
 _block("dropout", "seq|vec", _same, 0.7, p=(0.0,))
@@ -181,7 +181,7 @@ _block("slice", "seq|vec", _halved, 1, part=("first", "last"))
 _block("cut", "seq", lambda at, x: Value("seq", (x.shape[0] // 2, x.shape[1])) if x.shape[0] >= 4 else None, 0.7,
        part=("first", "last", "strided"))
 _block("broadcast", "seq vec", lambda at, x, y: x if x.shape[-1] == y.shape[-1] else None, 1.5, how=("add", "multiply"))
-_block("einsum", "seq|vec", lambda at, x: _wide(x, at["width"]), 0, True, width=(16, 32))
+_block("einsum", "seq|vec", lambda at, x: _wide(x, at["width"]), 0, width=(16, 32))
 
 # To one vector per sample.
 _block("pool", "seq", _pooled, 1.5, how=("mean", "sum", "first", "last", "max", "weighted"))
@@ -193,8 +193,8 @@ _block("conv", "img", _convolved, 3, channels=(4, 8), kernel=(3, 1), stride=(1, 
 _block("image_pool", "img", lambda at, x: Value("vec", (x.shape[0],)), 1.5, spelt=("mean", "adaptive"))
 
 # Heads: what a loss reads.
-_block("head", "seq|vec", lambda at, x: _wide(x, at["width"]), 0, True, width=(4, 32, 64), bias=YES, spelt=("layer", "functional", "matmul"))
-_block("tied_head", "seq", lambda at, x: _wide(x, at["words"]), 0, True, words=(32, 64, 48, 50), spelt=("matmul", "linear"))
+_block("head", "seq|vec", lambda at, x: _wide(x, at["width"]), 0, width=(4, 32, 64), bias=YES, spelt=("layer", "functional", "matmul"))
+_block("tied_head", "seq", lambda at, x: _wide(x, at["words"]), 0, words=(32, 64, 48, 50), spelt=("matmul", "linear"))
 
 INPUTS = ("tokens", "features", "table", "image", "attention_mask")
 CRASHING = ("einsum",)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import paddle
 from paddle import nn
 from paddle.static import InputSpec
 
@@ -68,7 +67,8 @@ def build(case: Case) -> tuple[nn.Layer, Criterion]:
     """The model with the weights of the case, and its loss."""
     model = Model(case)
     for name, parameter in model.named_parameters():
-        parameter.set_value(_initial(parameter.numpy(), zlib.crc32(f"{case['seed']} {name}".encode())))
+        values = _initial(parameter.numpy(), zlib.crc32(f"{case['seed']} {name}".encode()))
+        parameter.set_value(values if "jitter" not in case else _jittered(values, case["jitter"]))
     return model, Criterion(case["outputs"])
 
 
@@ -80,6 +80,11 @@ def _initial(made: np.ndarray, seed: int) -> np.ndarray:
         return (made + 0.1 * values).astype("float32")
     incoming = made.shape[0] if made.ndim == 2 else int(np.prod(made.shape[1:]))
     return (values / np.sqrt(min(max(incoming, 1), 64))).astype("float32")
+
+
+def _jittered(values: np.ndarray, seed: int) -> np.ndarray:
+    """Changed by some units in the last place."""
+    return (values * (1 + 3e-7 * np.random.default_rng(seed).standard_normal(values.shape))).astype("float32")
 
 
 def batch_arrays(case: Case, step: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -104,6 +109,3 @@ def _input(statement: dict[str, Any], value: Value, batch: int, random: np.rando
 def specs(arrays: Sequence[np.ndarray], name: str, batch: int) -> list[InputSpec]:
     """Input specs for arrays, with a batch of another size."""
     return [InputSpec([batch, *a.shape[1:]], str(a.dtype), f"{name}{i}", stop_gradient=True) for i, a in enumerate(arrays)]
-
-
-__all__ = ["Model", "WithLoss", "batch_arrays", "build", "paddle", "specs"]
