@@ -48,7 +48,7 @@ def main() -> int:
             if outcome.failed:
                 seen[outcome.outcome, outcome.kind] += 1
                 small = options.shrink and seen[outcome.outcome, outcome.kind] <= options.shrink
-                row["shrunk"] = _report(jobs, case, outcome, options.time_limit, small)
+                row["shrunk"], row["shrunk_detail"] = _report(jobs, case, outcome, options.time_limit, small)
             if options.json:
                 Path(options.json).write_text("\n".join(map(json.dumps, rows)) + "\n")
         starts = jobs.starts
@@ -86,8 +86,8 @@ def _cases(options: Any) -> Iterator[tuple[str, Case]]:
         yield f"{options.seed}-{number}", case
 
 
-def _report(jobs: Jobs, case: Case, outcome: Outcome, limit: float, small: bool) -> Case:
-    """Prints a failing case, shrunk if it is to be small, and returns it."""
+def _report(jobs: Jobs, case: Case, outcome: Outcome, limit: float, small: bool) -> tuple[Case, str]:
+    """Prints a failing case, shrunk if it is to be small, and returns it with what it fails with."""
     last = outcome
 
     def fails(candidate: Case) -> bool:
@@ -106,7 +106,7 @@ def _report(jobs: Jobs, case: Case, outcome: Outcome, limit: float, small: bool)
             print("    not seen again by processes that had trained nothing before", flush=True)
     text = f"{spell_case(case)}\n{last.outcome} {last.kind}: {last.detail.strip()[-1500:]}\n{json.dumps(case)}"
     print("\n".join(f"    {line}" for line in text.splitlines()), flush=True)
-    return case
+    return case, f"{last.outcome} {last.kind}: {last.detail.strip()[-1500:]}"
 
 
 def _row(name: str, case: Case, outcome: Outcome) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def _cross_entropy(form: str, out: Tensor, labels: Tensor, mask: Tensor | None =
     if form == "mean_again":
         return F.cross_entropy(out, labels).mean()
     if form == "sum_over_batch":
-        return F.cross_entropy(out, labels, reduction="sum") / out.shape[0]
+        return F.cross_entropy(out, labels, reduction="sum") / (8 * out.shape[0])
     if form == "masked":
         return (F.cross_entropy(out, labels, reduction="none").squeeze(-1) * mask).sum() / mask.sum()
     if form == "masked_sum":
@@ -104,7 +104,7 @@ def _distance(form: str, out: Tensor, target: Tensor) -> Tensor:
     if form == "none_mean":
         return F.mse_loss(out, target, reduction="none").mean()
     if form == "sum_over_batch":
-        return ((out - target) ** 2).sum() / out.shape[0]
+        return ((out - target) ** 2).sum() / (64 * out.shape[0])
     if form == "penalty":
         return F.mse_loss(out, target) + 1e-2 * out.abs().mean()
     return F.mse_loss(out, target)

@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from random_models.compare import Difference, compare, remove
 from random_models.grammar import Case
 from random_models.pool import Jobs
@@ -49,6 +51,9 @@ def run_case(jobs: Jobs, case: Case, limit: float) -> Outcome:
         detail = answer.get("traceback") or alone.get("log", "")
         return Outcome("serial", _kind(answer, detail), detail, seconds={"serial": after - begin})
     way = "dygraph" if case["entry"] == "dygraph" else "static"
+    losses = alone["ranks"][0]["losses"]
+    if not np.isfinite(losses).all():
+        return Outcome("unstable", "the serial loss is not finite", str(losses), seconds={"serial": after - begin})
     together = jobs.job(case["layout"]["dp"] * case["layout"]["mp"], way).run(case, limit)
     seconds = {"serial": after - begin, "tuned": time.monotonic() - after}
     answers = [a for a in together["ranks"] if a]

@@ -24,7 +24,7 @@ import paddle_rbt_plugin as rbt
 from random_models.grammar import Case
 from random_models.model import WithLoss, batch_arrays, build, specs
 
-RATES = {"SGD": 0.2, "Momentum": 0.1, "AdamW": 0.02, "Adam": 0.02}
+RATES = {"SGD": 0.1, "Momentum": 0.05, "AdamW": 0.02, "Adam": 0.02}
 EPSILON = 1e-3
 
 
