@@ -6,7 +6,20 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from random_models.grammar import BLOCKS, CRASHING, ENTRIES, LAYOUTS, SCRIPT, Case, Illegal, Statement, Value, check, pruned, shapes
+from random_models.grammar import (
+    BLOCKS,
+    CRASHING,
+    ENTRIES,
+    LAYOUTS,
+    SCRIPT,
+    Case,
+    Illegal,
+    Statement,
+    Value,
+    check,
+    pruned,
+    shapes,
+)
 
 VOCABULARIES = (32, 64, 48, 50)
 """The last is one that four ranks cannot divide."""
@@ -34,7 +47,12 @@ def _attempt(random: Random, layouts: Sequence[str], entries: Sequence[str], cra
     for _ in range(random.choices((0, 1, 2, 3, 4, 5, 6), (1, 3, 4, 4, 3, 2, 1))[0]):
         writer.block()
     outputs = writer.outputs()
-    case: Case = {"model": writer.model, "outputs": outputs, "returned": random.random() < 0.12, "seed": random.randrange(10**6)}
+    case: Case = {
+        "model": writer.model,
+        "outputs": outputs,
+        "returned": random.random() < 0.12,
+        "seed": random.randrange(10**6),
+    }
     if not outputs:
         return {**case, "outputs": []}
     case = pruned(case)
@@ -176,7 +194,8 @@ class _Writer:
         if value.kind == "img" or kind < 0.12:  # the loss reads the value itself
             return self._distance(i)
         tied = [
-            j for j, s in enumerate(self.model)
+            j
+            for j, s in enumerate(self.model)
             if s["op"] == "embedding" and s["at"]["width"] == value.shape[-1] and value.kind == "seq"
         ]
         if kind < 0.75:
@@ -186,8 +205,23 @@ class _Writer:
             else:
                 head = self.write("head", [i], width=self.words if value.kind == "seq" else self.random.choice((4, 32)))
             assert head is not None
-            forms = ("plain", "layer", "none_mean", "half", "penalty", "mean_again", "masked", "smoothing_argument",
-                     "smoothing_labels", "soft_labels", "log_softmax", "softmax_with", "ignore_index", "masked_sum", "sum_over_batch")
+            forms = (
+                "plain",
+                "layer",
+                "none_mean",
+                "half",
+                "penalty",
+                "mean_again",
+                "masked",
+                "smoothing_argument",
+                "smoothing_labels",
+                "soft_labels",
+                "log_softmax",
+                "softmax_with",
+                "ignore_index",
+                "masked_sum",
+                "sum_over_batch",
+            )
             form = self.random.choices(forms, (4, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1))[0]
             return {"value": head, "loss": "cross_entropy", "form": form}
         head = self.write("head", [i], width=4)
@@ -197,4 +231,3 @@ class _Writer:
     def _distance(self, i: int) -> dict[str, Any]:
         forms = ("mse", "l1", "smooth_l1", "square_mean", "half", "none_mean", "sum_over_batch", "penalty")
         return {"value": i, "loss": "distance", "form": self.random.choice(forms)}
-

@@ -54,7 +54,9 @@ class Block:
 BLOCKS: dict[str, Block] = {}
 
 
-def _block(name: str, takes: str, gives: Callable[..., Value | None], weight: float = 1.0, divides: bool = False, **choices: Any) -> None:
+def _block(
+    name: str, takes: str, gives: Callable[..., Value | None], weight: float = 1.0, divides: bool = False, **choices: Any
+) -> None:
     BLOCKS[name] = Block(tuple(takes.split()), gives, choices, weight, divides)
 
 
@@ -103,7 +105,9 @@ def _appended(at: dict[str, Any], x: Value, y: Value) -> Value | None:
 def _stacked(at: dict[str, Any], x: Value, y: Value) -> Value | None:
     if x != y:
         return None
-    return _wide(x, 2 * x.shape[-1]) if at["then"] == "reshape" and x.shape[-1] <= 32 else None if at["then"] == "reshape" else x
+    return (
+        _wide(x, 2 * x.shape[-1]) if at["then"] == "reshape" and x.shape[-1] <= 32 else None if at["then"] == "reshape" else x
+    )
 
 
 def _pooled(at: dict[str, Any], x: Value) -> Value:
@@ -142,30 +146,98 @@ _block("image", "", lambda at: Value("img", (at["channels"], at["rows"], at["row
 _block("attention_mask", "", lambda at: Value("mask", (1, at["length"], at["length"])), 0, length=(8,))
 
 # From tokens and images.
-_block("embedding", "ids", lambda at, x: Value("seq", (x.shape[0], at["width"])), 1, True, width=(16, 32), scale=(1, 4, 0.5),
-       positions=("none", "arange", "slice", "parameter"), types=NO, padding_idx=NO, spelt=("layer", "functional"))
+_block(
+    "embedding",
+    "ids",
+    lambda at, x: Value("seq", (x.shape[0], at["width"])),
+    1,
+    True,
+    width=(16, 32),
+    scale=(1, 4, 0.5),
+    positions=("none", "arange", "slice", "parameter"),
+    types=NO,
+    padding_idx=NO,
+    spelt=("layer", "functional"),
+)
 _block("patch_embedding", "img", _patches, 1, width=(16, 32), patch=(4, 2), class_token=NO, positions=NO)
 
 # Norms and maps of the last dimension.
 _block("layer_norm", "seq|vec", _same, 2, spelt=("layer", "functional", "no_bias", "plain", "composed"))
 _block("rms_norm", "seq|vec", _same, 2, spelt=("pow", "square", "product", "divide", "sqrt_of_sum"))
-_block("linear", "seq|vec", lambda at, x: _wide(x, at["width"]), 2, width=(16, 32, 64), bias=YES,
-       spelt=("layer", "functional", "matmul", "transposed"), activation=("none", *ACTIVATIONS))
+_block(
+    "linear",
+    "seq|vec",
+    lambda at, x: _wide(x, at["width"]),
+    2,
+    width=(16, 32, 64),
+    bias=YES,
+    spelt=("layer", "functional", "matmul", "transposed"),
+    activation=("none", *ACTIVATIONS),
+)
 _block("low_rank", "seq|vec", _same, 0.5, rank=(4, 2))
 _block("scale", "seq|vec", _same, 0.5, bias=NO)
-_block("elementwise", "seq|vec|img", _same, 1, how=(*ACTIVATIONS, "softmax", "half", "square", "abs", "clip", "minus", "normalize"))
+_block(
+    "elementwise", "seq|vec|img", _same, 1, how=(*ACTIVATIONS, "softmax", "half", "square", "abs", "clip", "minus", "normalize")
+)
 _block("dropout", "seq|vec", _same, 0.7, p=(0.0,))
 
 # Transformer blocks.
-_block("attention", "seq", _heads, 3, True, heads=(4, 2, 8), kv_heads=(4, 1, 2), norm=("none", "layer", "rms"), bias=YES, residual=YES,
-       project=("separate", "fused_split", "fused_reshape", "fused_slice"), core=("composed", "sdpa", "scaled_query"),
-       causal=NO, expand=("repeat_interleave", "expand", "tile"), rotary=NO)
-_block("masked_attention", "seq mask", _masked, 1, True, heads=(4, 2), norm=("none", "layer", "rms"), bias=YES, residual=YES,
-       project=("separate", "fused_split"), core=("composed", "sdpa"))
-_block("cross_attention", "seq seq", _attended, 1.5, True, heads=(4, 2), norm=("none", "layer", "rms"), bias=YES, residual=YES,
-       project=("separate", "fused_split"), core=("composed", "sdpa"))
-_block("feed_forward", "seq|vec", _same, 3, True, factor=(4, 2, 3), activation=ACTIVATIONS, norm=("none", "layer", "rms", "after"),
-       gate=("none", "separate", "fused_chunk", "fused_slice"), bias=YES, residual=YES)
+_block(
+    "attention",
+    "seq",
+    _heads,
+    3,
+    True,
+    heads=(4, 2, 8),
+    kv_heads=(4, 1, 2),
+    norm=("none", "layer", "rms"),
+    bias=YES,
+    residual=YES,
+    project=("separate", "fused_split", "fused_reshape", "fused_slice"),
+    core=("composed", "sdpa", "scaled_query"),
+    causal=NO,
+    expand=("repeat_interleave", "expand", "tile"),
+    rotary=NO,
+)
+_block(
+    "masked_attention",
+    "seq mask",
+    _masked,
+    1,
+    True,
+    heads=(4, 2),
+    norm=("none", "layer", "rms"),
+    bias=YES,
+    residual=YES,
+    project=("separate", "fused_split"),
+    core=("composed", "sdpa"),
+)
+_block(
+    "cross_attention",
+    "seq seq",
+    _attended,
+    1.5,
+    True,
+    heads=(4, 2),
+    norm=("none", "layer", "rms"),
+    bias=YES,
+    residual=YES,
+    project=("separate", "fused_split"),
+    core=("composed", "sdpa"),
+)
+_block(
+    "feed_forward",
+    "seq|vec",
+    _same,
+    3,
+    True,
+    factor=(4, 2, 3),
+    activation=ACTIVATIONS,
+    norm=("none", "layer", "rms", "after"),
+    gate=("none", "separate", "fused_chunk", "fused_slice"),
+    bias=YES,
+    residual=YES,
+)
 _block("parallel_block", "seq", _heads, 1, True, heads=(4, 2), activation=ACTIVATIONS, norm=("layer", "rms"), bias=YES)
 _block("token_mixer", "seq", _same, 0.7, activation=("gelu", "relu"), residual=YES)
 _block("per_head_scale", "seq", _heads, 0.5, heads=(4, 2), norm=NO)
@@ -178,8 +250,13 @@ _block("stack", "seq|vec seq|vec", _stacked, 1.5, then=("sum", "mean", "index", 
 _block("split", "seq|vec", _halved, 1, parts=(2, 4), then=("first", "last", "sum", "product", "glu"))
 _block("swap_halves", "seq|vec", lambda at, x: x if x.shape[-1] % 2 == 0 else None, 0.7, spelt=("split", "slice", "roll"))
 _block("slice", "seq|vec", _halved, 1, part=("first", "last"))
-_block("cut", "seq", lambda at, x: Value("seq", (x.shape[0] // 2, x.shape[1])) if x.shape[0] >= 4 else None, 0.7,
-       part=("first", "last", "strided"))
+_block(
+    "cut",
+    "seq",
+    lambda at, x: Value("seq", (x.shape[0] // 2, x.shape[1])) if x.shape[0] >= 4 else None,
+    0.7,
+    part=("first", "last", "strided"),
+)
 _block("broadcast", "seq vec", lambda at, x, y: x if x.shape[-1] == y.shape[-1] else None, 1.5, how=("add", "multiply"))
 _block("einsum", "seq|vec", lambda at, x: _wide(x, at["width"]), 0, width=(16, 32))
 
@@ -188,26 +265,72 @@ _block("pool", "seq", _pooled, 1.5, how=("mean", "sum", "first", "last", "max", 
 _block("flatten", "seq|img", _flat, 0.7, spelt=("flatten", "reshape"))
 
 # Images.
-_block("conv", "img", _convolved, 3, channels=(4, 8), kernel=(3, 1), stride=(1, 2), norm=("none", "batch"), activation=("relu", "none", "silu"),
-       pool=("none", "max", "avg"), bias=YES)
+_block(
+    "conv",
+    "img",
+    _convolved,
+    3,
+    channels=(4, 8),
+    kernel=(3, 1),
+    stride=(1, 2),
+    norm=("none", "batch"),
+    activation=("relu", "none", "silu"),
+    pool=("none", "max", "avg"),
+    bias=YES,
+)
 _block("image_pool", "img", lambda at, x: Value("vec", (x.shape[0],)), 1.5, spelt=("mean", "adaptive"))
 
 # Heads: what a loss reads.
-_block("head", "seq|vec", lambda at, x: _wide(x, at["width"]), 0, width=(4, 32, 64), bias=YES, spelt=("layer", "functional", "matmul"))
+_block(
+    "head",
+    "seq|vec",
+    lambda at, x: _wide(x, at["width"]),
+    0,
+    width=(4, 32, 64),
+    bias=YES,
+    spelt=("layer", "functional", "matmul"),
+)
 _block("tied_head", "seq", lambda at, x: _wide(x, at["words"]), 0, words=(32, 64, 48, 50), spelt=("matmul", "linear"))
 
 INPUTS = ("tokens", "features", "table", "image", "attention_mask")
 CRASHING = ("einsum",)
 """Blocks that may end the process today."""
 WITHOUT_WEIGHTS = (
-    *INPUTS, "elementwise", "dropout", "add", "concat", "append", "stack", "split", "swap_halves", "slice", "cut", "broadcast",
-    "flatten", "image_pool",
+    *INPUTS,
+    "elementwise",
+    "dropout",
+    "add",
+    "concat",
+    "append",
+    "stack",
+    "split",
+    "swap_halves",
+    "slice",
+    "cut",
+    "broadcast",
+    "flatten",
+    "image_pool",
 )
 
 LOSSES: dict[str, dict[str, Sequence[Any]]] = {
     "cross_entropy": {
-        "form": ("plain", "layer", "none_mean", "half", "penalty", "mean_again", "sum_over_batch", "masked", "masked_sum",
-                 "smoothing_argument", "smoothing_labels", "soft_labels", "log_softmax", "softmax_with", "ignore_index"),
+        "form": (
+            "plain",
+            "layer",
+            "none_mean",
+            "half",
+            "penalty",
+            "mean_again",
+            "sum_over_batch",
+            "masked",
+            "masked_sum",
+            "smoothing_argument",
+            "smoothing_labels",
+            "soft_labels",
+            "log_softmax",
+            "softmax_with",
+            "ignore_index",
+        ),
     },
     "distance": {"form": ("mse", "l1", "smooth_l1", "square_mean", "half", "none_mean", "sum_over_batch", "penalty")},
 }

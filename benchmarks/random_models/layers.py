@@ -276,7 +276,9 @@ class Attention(nn.Layer):
         k, v = self.widened(k), self.widened(v)
         if self.at["core"] == "sdpa":
             q, k, v = (t.transpose([0, 2, 1, 3]) for t in (q, k, v))
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=bool(self.at.get("causal")) and mask is None)
+            out = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=bool(self.at.get("causal")) and mask is None
+            )
             return self.o(out.reshape([0, 0, self.width]))
         scale = 1 / math.sqrt(self.size)
         if self.at["core"] == "scaled_query":
@@ -535,11 +537,36 @@ class ImagePool(nn.Layer):
 
 
 LAYERS: dict[str, type[nn.Layer]] = {
-    "embedding": Embedding, "patch_embedding": PatchEmbedding, "layer_norm": LayerNorm, "rms_norm": RMSNorm, "linear": Linear,
-    "low_rank": LowRank, "scale": Scale, "elementwise": Elementwise, "dropout": Dropout, "attention": Attention,
-    "masked_attention": MaskedAttention, "cross_attention": Attention, "feed_forward": FeedForward,
-    "parallel_block": ParallelBlock, "token_mixer": TokenMixer, "per_head_scale": PerHeadScale, "add": Add, "concat": Concat,
-    "append": Append, "stack": Stack, "split": Split, "swap_halves": SwapHalves, "slice": Slice, "cut": Cut,
-    "broadcast": Broadcast, "einsum": Einsum, "pool": Pool, "flatten": Flatten, "conv": Conv, "image_pool": ImagePool,
-    "head": Linear, "tied_head": TiedHead,
+    "embedding": Embedding,
+    "patch_embedding": PatchEmbedding,
+    "layer_norm": LayerNorm,
+    "rms_norm": RMSNorm,
+    "linear": Linear,
+    "low_rank": LowRank,
+    "scale": Scale,
+    "elementwise": Elementwise,
+    "dropout": Dropout,
+    "attention": Attention,
+    "masked_attention": MaskedAttention,
+    "cross_attention": Attention,
+    "feed_forward": FeedForward,
+    "parallel_block": ParallelBlock,
+    "token_mixer": TokenMixer,
+    "per_head_scale": PerHeadScale,
+    "add": Add,
+    "concat": Concat,
+    "append": Append,
+    "stack": Stack,
+    "split": Split,
+    "swap_halves": SwapHalves,
+    "slice": Slice,
+    "cut": Cut,
+    "broadcast": Broadcast,
+    "einsum": Einsum,
+    "pool": Pool,
+    "flatten": Flatten,
+    "conv": Conv,
+    "image_pool": ImagePool,
+    "head": Linear,
+    "tied_head": TiedHead,
 }

@@ -176,7 +176,12 @@ class Jobs:
         with (self.directory / "server.log").open("w") as log:
             self._server = subprocess.Popen(
                 [sys.executable, "-m", "random_models.worker", str(path)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=self._temporary.name,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment,
+                cwd=self._temporary.name,
             )
         if "ready" not in self._server.stdout.readline():
             raise RuntimeError(f"the server did not start:\n{(self.directory / 'server.log').read_text()[-2000:]}")

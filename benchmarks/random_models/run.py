@@ -69,7 +69,12 @@ def run_case(jobs: Jobs, case: Case, limit: float) -> Outcome:
             return Outcome("difference" if kind else "unstable", kind, where, sizes, seconds)
         if together["outcome"] == "refused":
             said = answers[0]
-            return Outcome("refused", f"{said['type']}: {general(_of_layout(said['message'], case['layout']))}", said["message"], seconds=seconds)
+            return Outcome(
+                "refused",
+                f"{said['type']}: {general(_of_layout(said['message'], case['layout']))}",
+                said["message"],
+                seconds=seconds,
+            )
         if together["outcome"] == "hang":
             said = next((a for a in answers if a["outcome"] != "trained"), {})
             return Outcome("hang", said.get("type", ""), said.get("message", "") or together["log"], seconds=seconds)

@@ -166,7 +166,10 @@ def _dygraph(case: Case, model: Any, criterion: Any) -> Trained:
         plan = rbt.tune(planned, input_spec=every, search_space=search_space(case))
     else:
         plan = rbt.tune(
-            model, input_spec=specs(inputs, "input", batch), labels_spec=specs(labels, "label", batch), loss=criterion,
+            model,
+            input_spec=specs(inputs, "input", batch),
+            labels_spec=specs(labels, "label", batch),
+            loss=criterion,
             search_space=search_space(case),
         )
     plan.shard_layer(planned)

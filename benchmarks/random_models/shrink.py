@@ -126,7 +126,10 @@ def _simpler_attributes(case: Case) -> Iterator[Case]:
     """Every attribute to the first of its choices: all of a statement at once, one by one; a width or a vocabulary everywhere."""
     for name in ("width", "words"):
         for value in sorted({s["at"][name] for s in case["model"] if name in s["at"]})[:1]:
-            yield {**case, "model": [{**s, "at": {**s["at"], **({name: value} if name in s["at"] else {})}} for s in case["model"]]}
+            yield {
+                **case,
+                "model": [{**s, "at": {**s["at"], **({name: value} if name in s["at"] else {})}} for s in case["model"]],
+            }
     for i, s in enumerate(case["model"]):
         choices = BLOCKS[s["op"]].choices
         simple = {n: c[0] for n, c in choices.items() if n not in ("width", "words")}
