@@ -1,7 +1,7 @@
 """Puts what the ranks of a job hold together, and compares it with what one process has trained.
 
-- **Losses**: of every step, ``|a - b| / max(|b|, 0.01)``. Where the replicas of ``dp`` show losses of their own parts of the batch,
-  as static programs of Paddle do, their mean counts; ranks along ``mp`` must show the same.
+- **Losses**: of every step, ``|a - b| / max(|b|, 0.01)``. Where the replicas of ``dp`` show losses of their own parts of the
+  batch, as static programs of Paddle do, their mean counts; ranks along ``mp`` must show the same.
 - **Weights**: the largest ``|a - b|`` of a tensor over how far training has moved it, at least 0.01. So a weight that
   moved by 0.02 may differ by 2e-6; measured against its size, a wrong gradient would hide behind a small learning rate.
 - **States**: the same over the largest number of the state, at least 0.01.
@@ -60,7 +60,9 @@ def compare(serial: dict[str, Any], ranks: Sequence[dict[str, Any]], layout: dic
     worst = {"weight": (0.0, ""), "state": (0.0, ""), "copies": (0.0, "")}
     missing = ""
     for key, right in whole.items():
-        parts = [(h[key], dict(map(tuple_of, r["parts"]))[key], r["mesh"]) for h, r in zip(held, ranks, strict=True) if key in h]
+        parts = [
+            (h[key], dict(map(tuple_of, r["parts"]))[key], r["mesh"]) for h, r in zip(held, ranks, strict=True) if key in h
+        ]
         kind = key.split(" ", 1)[0]
         if len(parts) < len(ranks):
             missing = missing or (key if kind == "weight" else "")
@@ -78,7 +80,9 @@ def compare(serial: dict[str, Any], ranks: Sequence[dict[str, Any]], layout: dic
         return Difference(loss, math.inf, where=f"weight not found: {missing}")
     where = [f"{n} {v[0]:.1e} at {v[1]}" for n, v in worst.items() if v[0] > 0]
     sizes = {n: v[0] for n, v in worst.items()}
-    return Difference(loss, sizes["weight"], sizes["state"], sizes["copies"], "; ".join([f"loss {loss:.1e} {loss_where}", *where]))
+    return Difference(
+        loss, sizes["weight"], sizes["state"], sizes["copies"], "; ".join([f"loss {loss:.1e} {loss_where}", *where])
+    )
 
 
 def tuple_of(pair: Sequence[Any]) -> tuple[Any, Any]:
