@@ -38,6 +38,10 @@ class PlanError(TunerError):
     """A plan that cannot be read, or that belongs to another program or cluster."""
 
 
+class HandoverError(TunerError):
+    """The program or the model of this process is not what the plan says."""
+
+
 class UnsupportedProgram(TunerError):
     """A program that cannot be planned: empty, without a loss, or not a forward program."""
 
@@ -52,3 +56,7 @@ class TuningFinished(TunerError):
 
 class NoFeasiblePlan(TunerError):
     """No candidate fits; names the binding resource, the nearest candidate and by how much it misses."""
+
+
+class TunerWarning(UserWarning):
+    """Something the user should know although tuning goes on."""
