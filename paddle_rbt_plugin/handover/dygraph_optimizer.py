@@ -50,8 +50,8 @@ def install(mesh: Any, parameters: Iterable[Any], stage: int) -> None:
 def shard_optimizer(optimizer: Any, stage: int) -> Any:
     """Makes an optimizer of sharded parameters divide its states at a ZeRO stage, in place.
 
-    Raises TunerError for an optimizer whose update is not elementwise, one that has taken a step, and one of other
-    parameters."""
+    Raises TunerError for an optimizer whose update is not elementwise, one that took a step before its parameters were
+    sharded, and one of other parameters."""
     if not isinstance(optimizer, Optimizer) or _is_wrapped(optimizer):
         kind = type(optimizer).__name__
         raise TunerError(
@@ -69,9 +69,10 @@ def shard_optimizer(optimizer: Any, stage: int) -> Any:
             f"stage {stage}): use {', '.join(ELEMENTWISE)}, or plan with search_space={{'sharding_stage': 0}}"
         )
     if any(optimizer._accumulators.values()) and not isinstance(optimizer, _OnShards):
-        raise TunerError("the optimizer has taken a step with whole states; shard it before the first one")
+        raise TunerError("the optimizer took a step before plan.shard_layer; create it of the parameters that are there now")
     if _is_elementwise(optimizer):
         _adopt(optimizer, stage)
+        optimizer._redivide()
     if stage == 2:
         for parameter in parameters:
             if not parameter.stop_gradient:
@@ -279,6 +280,13 @@ class _OnShards:
                 placements = self._state_placements(state.name, parameter)
                 table[key] = _named(api.dtensor_from_local(state, parameter.process_mesh, placements), state.name)
         self._rbt_parts.clear()
+
+    def _redivide(self) -> None:
+        """Moves states that are there already to where the stage wants them."""
+        for table, key, parameter in list(self._states()):
+            state = table[key]
+            placements = self._state_placements(state.name, parameter)
+            table[key] = _named(_to(parameter.process_mesh, placements, state), state.name)
 
     def _state_placements(self, name: str, parameter: Any) -> list[Any]:
         before = self._rbt_kinds.get(name, 0)
