@@ -61,7 +61,7 @@ def _lists(layer: nn.Layer) -> list[list[nn.Layer]]:
     children = list(layer.children())
     if isinstance(layer, (nn.LayerList, nn.Sequential)) and children:
         kind = Counter(map(type, children)).most_common(1)[0][0]
-        equal = [child for child in children if type(child) is kind]
+        equal: list[Any] = [child for child in children if type(child) is kind]
         if list(equal[0].children()) and all(_shapes(block) == _shapes(equal[0]) for block in equal):
             return [equal]
     return [found for child in children for found in _lists(child)]
