@@ -42,7 +42,6 @@ def install() -> None:
     patches.let_engine_fit_in_pir()
     patches.let_shards_become_partial()
     patches.let_recomputed_ops_draw_the_same()
-    engine_random.install()
     original = Engine._parallel_pir
 
     @functools.wraps(original)
