@@ -57,7 +57,6 @@ def install() -> None:
     parameter_attributes.install()
     clipping.install()
     patches.let_recomputed_ops_draw_the_same()
-    engine_random.install()
     original = Engine._parallel_pir
 
     @functools.wraps(original)
