@@ -16,6 +16,8 @@ import numpy as np
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.graph.pir import is_present, plain_attrs
+from paddle_rbt_plugin.graph.random_ops import SEED_OP, draws, draws_again_the_same
 
 
 @contextlib.contextmanager
@@ -43,7 +45,7 @@ def enable_static_training_on_cpu(meshes: Sequence[Any]) -> None:
     Reason: ``ProcessGroup.instantiate`` asserts a CUDA device; group ids are counted per rank while gloo's store keys hold
     nothing but the id, so ranks that create their groups in different orders wait for each other forever;
     ``ProgramHelper.init_pir`` runs a barrier that only NCCL has, and so are reduce-scatter and all-to-all, which become an
-    all-reduce or all-gather and a slice. Versions: 3.0 to 3.3.
+    all-reduce or all-gather and a slice, and averages, which become sums that are divided. Versions: 3.0 to 3.3.
 
     Raises TunerError for a mesh with two active axes: there every ring of the CPU executor behaves as the first one used,
     and the results are wrong without an error (native Paddle included).
@@ -60,7 +62,10 @@ def enable_static_training_on_cpu(meshes: Sequence[Any]) -> None:
                 "GPUs, through plan.shard_layer (dygraph), or restrict the search to one axis, e.g. search_space={'mp': 1}"
             )
     from paddle.distributed.auto_parallel.static.reshard_funcs import p_to_s_reshard_func, s_to_s_reshard_func
+    from paddle.distributed.auto_parallel.static.reshard_funcs.p_to_r_reshard_func import PToRReshardFunction
 
+    if not hasattr(PToRReshardFunction.reshard, "__wrapped__"):
+        PToRReshardFunction.reshard = _averaging_after_summing(PToRReshardFunction.reshard)
     p_to_s_reshard_func.PToSReshardFunction.reshard = _reshard_through_whole
     s_to_s_reshard_func.SToSReshardFunction.reshard = _reshard_through_whole
     process_group.ProcessGroup.instantiate = _instantiate_gloo
@@ -71,6 +76,23 @@ def enable_static_training_on_cpu(meshes: Sequence[Any]) -> None:
         for group in itertools.chain.from_iterable(rows):
             process_group.new_process_group(sorted(int(rank) for rank in group))
         process_group.new_process_group(sorted(int(rank) for rank in ranks.flatten()))
+
+
+def _averaging_after_summing(original: Any) -> Any:
+    """A ``ReshardFunction.reshard`` from partial to replicated that has no use for ``ReduceType.kRedAvg``."""
+    import paddle
+    from paddle.distributed import ReduceType
+
+    @functools.wraps(original)
+    def reshard(function: Any, source: Any, target: Any, value: Any, target_type: Any) -> Any:
+        if source.partial_status[0] != ReduceType.kRedAvg:
+            return original(function, source, target, value, target_type)
+        mesh = source.process_mesh
+        summands = paddle.base.libpaddle.pir.create_tensor_dist_attribute(mesh, source.dims_mapping, {0: ReduceType.kRedSum})
+        total = original(function, summands, target, value, target_type)
+        return paddle.scale(total, 1.0 / len(mesh.process_ids))
+
+    return reshard
 
 
 def _instantiate_gloo(group: Any) -> None:
@@ -104,6 +126,22 @@ def let_shards_become_partial() -> None:
     base.register_reshard_func(ShardToPartial())
 
 
+def let_recomputed_ops_draw_the_same() -> None:
+    """Lets Paddle's recompute pass leave out what would draw other random numbers when it runs again: the seeds that ops read,
+    and random ops that read none. Their results are kept instead.
+
+    Reason: the pass means to leave out the seeds of dropout, but looks for an op called ``seed`` where PIR says ``pd_op.seed``;
+    other random ops it runs again. Versions: 3.0 to 3.3.
+    """
+    from paddle.distributed.passes.auto_parallel_recompute_pir import AutoParallelRecomputePIRPass
+
+    def stays(self: Any, op: Any) -> bool:
+        type_ = op.name().removeprefix("pd_op.")
+        return type_ == SEED_OP or (draws(type_, plain_attrs(op)) and not draws_again_the_same(type_))
+
+    AutoParallelRecomputePIRPass.is_seed_used_by_dropout = stays
+
+
 def _reshard_through_whole(_: Any, source: Any, target: Any, value: Any, target_type: Any) -> Any:
     """A ``ReshardFunction.reshard`` that makes the whole tensor on every rank, and then what is wanted of it."""
     import paddle
@@ -113,6 +151,120 @@ def _reshard_through_whole(_: Any, source: Any, target: Any, value: Any, target_
     whole = pir.create_tensor_dist_attribute(source.process_mesh, [-1] * len(source.dims_mapping), {})
     value = choose_reshard_func(source, whole).reshard(source, whole, value, pir.cvt_to_dist_type(value.type(), whole))
     return choose_reshard_func(whole, target).reshard(whole, target, value, target_type)
+
+
+@contextlib.contextmanager
+def exact_partition() -> Iterator[None]:
+    """The context in which Paddle adds the backward pass to an annotated program and partitions it."""
+    with gradients_whole(), partition_prepared():
+        yield
+
+
+@contextlib.contextmanager
+def gradients_whole() -> Iterator[None]:
+    """Lets Paddle build gradient ops on gradients that are whole sums, while it makes a program.
+
+    Reason: the rules of some gradient ops are wrong for partial gradients: that of ``expand`` takes summands for the sum, that
+    of ``divide`` reads other values of the quotient on each rank, and ``concat`` divides the batch among them. Completion
+    counts what is done here, see ``GRADIENTS_MAY_BE_PARTIAL``. Versions: 3.0 to 3.3.
+    """
+    from paddle.base import core
+
+    from paddle_rbt_plugin.completion.oracle import GRADIENTS_MAY_BE_PARTIAL, finished
+
+    original = core.call_vjp
+
+    def call_vjp(op: Any, inputs: Any, outputs: Any, gradients: Any, *rest: Any) -> Any:
+        if op.name().split(".", 1)[1].removesuffix("_") not in GRADIENTS_MAY_BE_PARTIAL:
+            gradients = [[finished(g) if is_present(g) and g.is_dist() else g for g in of] for of in gradients]
+        made = original(op, inputs, outputs, gradients, *rest)
+        return [
+            [_as_typed(g) if is_present(g) and _is_parameter(v) else g for v, g in zip(values, of, strict=True)]
+            for values, of in zip(_differentiable(op, inputs), made, strict=True)
+        ]
+
+    with _replaced(core, "call_vjp", call_vjp):
+        yield
+
+
+def _differentiable(op: Any, inputs: Any) -> list[Any]:
+    """The inputs that ``call_vjp`` answers with a gradient, or the lack of one."""
+    return [values for values, wanted in zip(inputs, op.get_input_grad_semantics(), strict=True) if wanted]
+
+
+def _is_parameter(value: Any) -> bool:
+    op = value.get_defining_op() if is_present(value) else None
+    return op is not None and op.name() == "builtin.parameter"
+
+
+def _as_typed(gradient: Any) -> Any:
+    """The gradient of a parameter as its type says. Where its op makes it otherwise, the partition pass would have its readers
+    read another value, but the accumulation of gradients would go on with this one."""
+    import paddle
+
+    op = gradient.get_defining_op()
+    if not gradient.is_dist() or op.dist_attr is None:
+        return gradient
+    made = next(op.dist_attr.result(i) for i, value in enumerate(op.results()) if value.is_same(gradient))
+    made, wanted = made.as_tensor_dist_attr(), gradient.dist_attr()
+    if made == wanted:
+        return gradient
+    gradient.set_type(paddle.base.libpaddle.pir.cvt_to_dist_type(gradient.type(), made))
+    return paddle._C_ops.reshard_v2(gradient, wanted)
+
+
+@contextlib.contextmanager
+def partition_prepared() -> Iterator[None]:
+    """Puts right what the partition pass takes as it is: the tensors of lists, updates without a rule, and states that no
+    update reads.
+
+    Reason: the pass reshards a result that an op makes otherwise than its type says, but passes by lists, whose tensors are the
+    results of ``builtin.split``: a shard, as the gradients that ``concat`` has may be, is then read as if it were the whole
+    tensor. For updates see ``updates``. The states of parameters that nothing reads stay without a placement, on which the
+    engine fails (``_local_shape is only for distdense tensor``). Versions: 3.0 to 3.3.
+    """
+    from paddle.distributed.auto_parallel.static import engine, pir_pass
+
+    from paddle_rbt_plugin.handover.updates import shard_updates
+
+    original = pir_pass.apply_partition_pass
+
+    def apply(program: Any, block: Any = None) -> None:
+        if block is None:
+            _reshard_lists(program)
+            shard_updates(program)
+            _drop_unread_states(program)
+        original(program, block)
+
+    with _replaced(pir_pass, "apply_partition_pass", apply), _replaced(engine, "apply_partition_pass", apply):
+        yield
+
+
+def _drop_unread_states(program: Any) -> None:
+    for op in program.global_block().ops:
+        if op.name() == "pd_op.data" and op.result(0).use_empty() and not op.result(0).is_dist():
+            op.erase()
+
+
+def _reshard_lists(program: Any) -> None:
+    import paddle
+    from paddle.base.framework import pir_op_role_guard
+
+    for op in program.global_block().ops:
+        source = op.operand_source(0).get_defining_op() if op.name() == "builtin.split" else None
+        if source is None or source.dist_attr is None or source.dist_attr.num_results() != 1:
+            continue
+        made = source.dist_attr.result(0).as_array_attr()
+        for i, value in enumerate(op.results()):
+            if made is None or not value.is_dist() or value.use_empty() or value.dist_attr() == made[i].as_tensor_dist_attr():
+                continue
+            wanted = value.dist_attr()
+            value.update_dist_attr(made[i].as_tensor_dist_attr())
+            paddle.pir.set_insertion_point_after(op)
+            with pir_op_role_guard(source.op_role):
+                arrived = paddle._C_ops.reshard_v2(value, wanted)
+            value.replace_all_uses_with(arrived)
+            arrived.get_defining_op().operand(0).set_source(value)
 
 
 @contextlib.contextmanager
