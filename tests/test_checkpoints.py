@@ -295,6 +295,45 @@ def test_an_engine_saves_and_loads_at_any_time_of_its_life(tmp_path: Path, alone
     assert sorted(path.name for path in (tmp_path / "dir").iterdir()) == ["epoch0", "epoch1", "final"]
 
 
+class Masked(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 32), nn.Linear(32, 2)
+
+    def forward(self, x):
+        return self.second(nn.functional.dropout(self.first(x), 0.5, training=self.training))
+
+
+class Losses(paddle.callbacks.Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+
+    def on_train_batch_end(self, step: int, logs: Any = None) -> None:
+        self.losses.append(float(logs["loss"]))
+
+
+def test_a_resumed_engine_draws_the_masks_that_the_first_one_drew(tmp_path: Path) -> None:
+    def trained_from(path: str | None) -> list[float]:
+        paddle.disable_static()
+        with paddle.utils.unique_name.guard(), paddle.static.scope_guard(paddle.static.Scope()):
+            made, seen = engine(Masked()), Losses()
+            if path is None:
+                made.fit(Rows(), batch_size=8, verbose=0)
+                made.save(str(tmp_path / "c"))
+            else:
+                paddle.seed(99)
+                made.load(path)
+            for size in (8, 4, 8):
+                made.fit(Rows(), batch_size=size, verbose=0, callbacks=[seen])
+        paddle.disable_static()
+        return seen.losses
+
+    losses = trained_from(None)
+    assert len(set(losses)) == len(losses)
+    assert trained_from(str(tmp_path / "c")) == pytest.approx(losses, abs=1e-6)
+
+
 def test_an_engine_writes_the_serial_model_to_predict_with(tmp_path: Path, alone: Any) -> None:
     def use(made: Any) -> np.ndarray:
         made.fit(Rows(), batch_size=8, verbose=0)

@@ -41,7 +41,7 @@ def save_checkpoint(
     described = {
         "optimizer": holder.optimizer_name,
         "schedule": schedules.state_of(holder.optimizer),
-        "random": randomness.renewed(holder.engine),
+        "random": randomness.renewed(holder.engine, holder.model),
         "extra": schedules.plain(extra or {}, "extra"),
     }
     store.write(path, holder.tensors(), described)
@@ -87,7 +87,7 @@ def _load(index: store.Index, holder: Holder, strict: bool) -> None:
             tensor.write(array[0])
     if holder.optimizer is not None:
         schedules.restore(holder.optimizer, index.described["schedule"], index.path)
-    randomness.restore(index.described["random"], holder.engine)
+    randomness.restore(index.described["random"], holder.engine, holder.model)
 
 
 def _check(index: store.Index, wanted: dict[str, tuple[int, ...]], saved: set[str], strict: bool) -> None:

@@ -2,7 +2,7 @@
 
 The state of Paddle's generators cannot be read as data, and is that of one rank of one plan. So a checkpoint keeps a seed: the
 rank that saves draws it, every rank is seeded with it then, and again when it is loaded. The streams of an engine's random ops
-are a seed and the number of the step. NumPy and Python keep the state that rank 0 has.
+are a seed and the number of the step. Of NumPy and Python every rank loads its state as the index has it, that of rank 0.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ import paddle
 import paddle.distributed as dist
 
 from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.handover import dygraph_random
 from paddle_rbt_plugin.handover.engine_outputs import dygraph
+from paddle_rbt_plugin.handover.engine_random import streams_of
 
 
-def renewed(engine: Any) -> dict[str, Any]:
+def renewed(engine: Any, model: Any) -> dict[str, Any]:
     """Seeds all ranks anew, and what leads to the same state."""
     with dygraph():
         seed = paddle.randint(1, 2**31 - 1, [1], dtype="int64")
         if dist.get_world_size() > 1:
             dist.broadcast(seed, src=0)
         number = int(seed.item())
-    paddle.seed(number)
+    _seed(model, number)
     state: Any = np.random.get_state(legacy=True)
     kind, keys, position, *_ = state
     version, words, gauss = random.getstate()
@@ -37,9 +39,9 @@ def renewed(engine: Any) -> dict[str, Any]:
     }
 
 
-def restore(saved: dict[str, Any], engine: Any) -> None:
+def restore(saved: dict[str, Any], engine: Any, model: Any) -> None:
     """Sets the random state of this rank. Raises TunerError for numbers that are no state."""
-    paddle.seed(saved["seed"])
+    _seed(model, saved["seed"])
     try:
         kind, keys, position, _ = saved["numpy"]
         state: Any = (kind, np.array(keys, "uint32"), position)
@@ -49,8 +51,17 @@ def restore(saved: dict[str, Any], engine: Any) -> None:
     except (TypeError, ValueError, OverflowError) as error:
         raise TunerError(f"the checkpoint is damaged: its random state: {error}") from error
     streams = _engine_streams(engine)
-    if streams is not None and saved["streams"] is not None:
-        streams.seed, streams.step, streams._ready = saved["streams"]["seed"], saved["streams"]["step"], False
+    if streams is not None:
+        begin = saved["streams"] or {"seed": saved["seed"], "step": 0}
+        streams.seed, streams.step, streams._ready = begin["seed"], begin["step"], False
+
+
+def _seed(model: Any, seed: int) -> None:
+    with dygraph():
+        if dygraph_random.is_on_streams(model):
+            dygraph_random.restart(model, seed)
+        else:
+            paddle.seed(seed)
 
 
 def _streams(engine: Any) -> dict[str, int] | None:
@@ -60,4 +71,4 @@ def _streams(engine: Any) -> dict[str, int] | None:
 
 def _engine_streams(engine: Any) -> Any:
     """The random streams that the program of training reads; None where it draws no numbers."""
-    return getattr(engine, "rule_based_streams", {}).get("train") if engine is not None else None
+    return streams_of(engine, "train") if engine is not None else None
