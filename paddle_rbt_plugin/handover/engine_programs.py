@@ -21,6 +21,7 @@ from paddle.distributed.auto_parallel.static.helper import ProxyLayer
 
 from paddle_rbt_plugin.handover.engine_data import engine_specs
 from paddle_rbt_plugin.handover.engine_outputs import Layout
+from paddle_rbt_plugin.handover.engine_random import streams_of
 from paddle_rbt_plugin.handover.engine_state import engine_plan
 from paddle_rbt_plugin.handover.first_plan import plan_before_training
 from paddle_rbt_plugin.handover.strategy import is_enabled
@@ -59,9 +60,10 @@ def shapes_of(inputs_spec: list[Any], labels_spec: list[Any]) -> tuple[Any, ...]
     return tuple((tuple(spec.shape), str(spec.dtype)) for spec in (*inputs_spec, *labels_spec))
 
 
-def install(tune: Callable[[Any, str], Any]) -> None:
-    """Wraps the engine where it prepares a program, where it changes between modes, and where it marks outputs; ``tune`` plans
-    the program of an engine."""
+def install(tune: Callable[[Any, str], Any], resume: Callable[[Any, str], None]) -> None:
+    """Wraps the engine where it prepares a program, where it changes between modes, and where it marks outputs.
+
+    ``tune`` plans the program of an engine in a mode; ``resume`` is called when it is prepared."""
     prepare, to_mode = Engine._prepare_program, Engine.to_mode
 
     @functools.wraps(prepare)
@@ -70,7 +72,9 @@ def install(tune: Callable[[Any, str], Any]) -> None:
             return prepare(engine, mode, *args, **kwargs)
         if mode != "train" and is_enabled(engine._strategy.tuning) and engine_plan(engine) is None:
             plan_before_training(engine, mode, tune)
-        return _prepare(functools.partial(prepare, engine, mode, *args, **kwargs), engine, mode)
+        result = _prepare(functools.partial(prepare, engine, mode, *args, **kwargs), engine, mode)
+        resume(engine, mode)
+        return result
 
     @functools.wraps(to_mode)
     def change_mode(engine: Any, mode: str) -> None:
@@ -130,10 +134,13 @@ def _prepare(prepare: Any, engine: Any, mode: str) -> Any:
     if mode == "train" and known is not None:  # Paddle cannot append the same optimizer to a second program
         engine._optimizer = _fresh_optimizer(engine)
     engine._executor = engine._job_plan = None
+    streams = streams_of(engine, mode)
     with _evaluating(engine) if mode != "train" else nullcontext():
         result = prepare()
     if mode != "train":
         _initialize(engine, mode)
+    if streams is not None and (others := streams_of(engine, mode)):  # random numbers go on
+        others.seed, others.step = streams.seed, streams.step
     prepared = _prepared(engine, mode)
     programs = vars(engine).setdefault(_PROGRAMS, {})
     programs.setdefault((mode, getattr(engine, REPLICATED, False), prepared.shapes), prepared)
