@@ -56,3 +56,7 @@ class TuningFinished(TunerError):
 
 class NoFeasiblePlan(TunerError):
     """No candidate fits; names the binding resource, the nearest candidate and by how much it misses."""
+
+
+class TunerWarning(UserWarning):
+    """Something the user should know although tuning goes on."""

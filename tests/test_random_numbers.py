@@ -12,7 +12,7 @@ from launching import launch_all
 from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.completion import Placement
 from paddle_rbt_plugin.graph.random_ops import DEVICE_OPS, RANDOM_OPS, SEED_OPERANDS, STREAM_ATTRIBUTES, draws
-from paddle_rbt_plugin.handover.random_streams import Streams, coordinates, hashed, seeded
+from paddle_rbt_plugin.handover.random_streams import Source, Streams, coordinates, hashed, seeded
 
 MODES = ("static", "dygraph")
 ELEMENTWISE = ("dropout", "another dropout", "alpha_dropout", "bernoulli", "poisson", "uniform", "gaussian", "randint", "rrelu")
@@ -139,7 +139,7 @@ def test_the_axes_that_shard_a_result_choose_its_stream() -> None:
 
 
 def test_a_step_starts_from_its_own_seed_and_gives_the_generator_back() -> None:
-    streams = Streams(3, ("rule_based_tuner/test",), device="")
+    streams = Streams(Source(3), ("rule_based_tuner/test",), device="")
     paddle.seed(1)
     outside = paddle.rand([4]).tolist()
     paddle.seed(1)
@@ -148,7 +148,7 @@ def test_a_step_starts_from_its_own_seed_and_gives_the_generator_back() -> None:
     assert paddle.rand([4]).tolist() == outside
     with streams.of_next_step():
         assert paddle.rand([4]).tolist() != first
-    streams.step = 0
+    streams.source.step = 0
     paddle.seed(2)
     with streams.of_next_step():
         assert paddle.rand([4]).tolist() == first

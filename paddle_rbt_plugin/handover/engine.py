@@ -19,8 +19,20 @@ from paddle.distributed.passes.pass_base import PassContext, new_pass
 from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.graph import read_program
-from paddle_rbt_plugin.handover import engine_random, guard, patches, recompute, zero
-from paddle_rbt_plugin.handover.engine_state import engine_plan, pass_attributes, set_engine_plan
+from paddle_rbt_plugin.handover import (
+    clipping,
+    engine_life,
+    engine_random,
+    forward_loss,
+    gradient_merge,
+    guard,
+    parameter_attributes,
+    patches,
+    recompute,
+    zero,
+)
+from paddle_rbt_plugin.handover.engine_programs import REPLICATED
+from paddle_rbt_plugin.handover.engine_state import engine_plan, own_strategy, pass_attributes, set_engine_plan
 from paddle_rbt_plugin.handover.legacy import engine as legacy
 from paddle_rbt_plugin.handover.passes import PLAN, apply_plan, placements_for
 from paddle_rbt_plugin.handover.pipeline import check_order, schedulable
@@ -36,28 +48,34 @@ def install() -> None:
     for name in ("pass_name", *Settings.names()):
         constants.set_field_default_config(constants.TUNING, name, None)
     legacy.install()
+    forward_loss.install()
     if not hasattr(Engine, "_parallel_pir"):  # Paddle 2.6 trains legacy programs only
         return
     patches.give_distributed_strategy_tuning()
-    patches.let_engine_fit_in_pir()
+    engine_life.install(_tune)
     patches.let_shards_become_partial()
+    parameter_attributes.install()
+    clipping.install()
     patches.let_recomputed_ops_draw_the_same()
     original = Engine._parallel_pir
 
     @functools.wraps(original)
     def parallel_pir(engine: Any, mode: str) -> Any:
         if is_enabled(engine._strategy.tuning):
-            serial = engine._fwd_main_progs[mode]
+            strategy, serial = own_strategy(engine), engine._fwd_main_progs[mode]
             _stop_gradients_at_data(serial)
             plan = _tune(engine, mode)
-            stage = zero.stage_of(plan, engine._strategy, engine._optimizer) if mode == "train" else 0
-            recomputed = recompute.switched_on(engine._strategy, engine._fwd_main_progs[mode], plan)
+            stage = zero.stage_of(plan, strategy, engine._optimizer) if mode == "train" else 0
+            recomputed = recompute.switched_on(strategy, engine._fwd_main_progs[mode], plan)
             with (
                 patches.exact_partition(),
+                engine_life.unscheduled(engine, mode),
                 schedulable(plan),
                 recomputed,
                 zero.divided(engine._optimizer, stage),
                 guard.compared(engine, mode, plan, serial, stage),
+                gradient_merge.averaged_first(),
+                parameter_attributes.given(engine._optimizer if mode == "train" else None, engine._model),
             ):
                 return original(engine, mode)
         if engine._strategy.auto_mode == "full_rule_based":
@@ -87,12 +105,14 @@ def _tune(engine: Any, mode: str) -> Plan:
         plan = context.get_attr(PLAN)
         set_engine_plan(engine, plan)
     else:
-        apply_plan(program, plan, placements_for(read_program(program, needs_loss=False), plan))
+        graph = read_program(program, needs_loss=False)
+        apply_plan(program, plan, placements_for(graph, plan, getattr(engine, REPLICATED, False)))
     engine._fwd_main_progs[mode] = program
     engine_random.keep_streams(engine, mode, program)
     check_order(plan)
     set_pipeline(strategy, plan)
-    patches.tell_engine_its_data_rank(engine, _mesh_of_this_rank(plan))
+    engine.rule_based_mesh = _mesh_of_this_rank(plan)
+    patches.tell_engine_its_data_rank(engine, engine.rule_based_mesh)
     return plan
 
 

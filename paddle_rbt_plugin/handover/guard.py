@@ -2,13 +2,15 @@
 
 What is compared is the program itself, as Paddle made it for this rank from the annotated one: its collectives and transfers,
 the local shapes of its parameters, the bytes of its gradients and the FLOP of its matrix products, beside what completion
-predicts of them (``structure``). Not compared are reductions of a number for each parameter, which clipping and loss scaling
-add to the update; in mixed precision, which inserts casts and changes the size of messages, anything but shapes; and the
-backward pass of a model that marks regions to recompute itself, which the prediction does not know.
+predicts of them (``structure``). The update may communicate more than is planned, with a warning where that is more than the
+reductions of a number for each parameter that clipping and loss scaling add. In mixed precision, which inserts casts and
+changes the size of messages, only shapes are compared; and the backward pass is not where the model itself marks regions to
+recompute, which the prediction does not know.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ from paddle.distributed.auto_parallel.static.pir_pass import RemovePasses
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.errors import HandoverError
 from paddle_rbt_plugin.graph import read_program
+from paddle_rbt_plugin.handover.engine_programs import REPLICATED
 from paddle_rbt_plugin.handover.passes import forms_of_job, placements_for
 from paddle_rbt_plugin.handover.recompute import is_marked
 from paddle_rbt_plugin.handover.strategy import settings_of
@@ -35,6 +38,7 @@ from paddle_rbt_plugin.handover.structure import (
     structure_of,
 )
 from paddle_rbt_plugin.plan.plan import Plan
+from paddle_rbt_plugin.tuner import TunerWarning
 
 _NUMBER_BYTES = 8
 """Bytes of a number that clipping or loss scaling reduces, at most."""
@@ -66,7 +70,7 @@ def compared(engine: Any, mode: str, plan: Plan, serial: Any, zero_stage: int) -
 def _check(engine: Any, mode: str, plan: Plan, serial: Any, zero_stage: int, program: Any, gradients: Any) -> None:
     train, strategy = mode == "train", engine._strategy
     graph = read_program(serial, serial.get_output_value_by_name(engine._loss_names[0]) if train else None, needs_loss=train)
-    leaves = placements_for(graph, plan)
+    leaves = placements_for(graph, plan, getattr(engine, REPLICATED, False))
     if train:
         leaves = {name: t.placement for name, t in plan.leaves(graph).items()}
     rank, meshes = paddle.distributed.get_rank(), meshes_of(plan)
@@ -77,6 +81,15 @@ def _check(engine: Any, mode: str, plan: Plan, serial: Any, zero_stage: int, pro
         planned = replace(planned, collectives=_on_cpus(planned.collectives, meshes[stage]))
     parameters = parameters_of(program, {t.name for t in graph.params})
     found = structure_of(program, gradients, parameters, meshes[stage])
+    added = _added_to_update(planned, found)
+    if added:  # the gradients that Paddle names are then those that the update gathered
+        planned = replace(planned, gradient_bytes=found.gradient_bytes)
+        warnings.warn(
+            f"the update of this optimizer communicates more than the plan counts: {', '.join(added)}; clipping by the norm of "
+            "each gradient and optimizers such as Lamb need whole gradients",
+            TunerWarning,
+            stacklevel=2,
+        )
     differences = compare(*_comparable(planned, found, strategy.amp.enable, strategy.recompute.enable and is_marked(serial)))
     if differences:
         more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
@@ -103,13 +116,21 @@ def _comparable(planned: Structure, found: Structure, mixed_precision: bool, own
     if mixed_precision:
         return Structure({}, 0, local_shapes=planned.local_shapes), Structure({}, 0, local_shapes=found.local_shapes)
     planned = replace(planned, optimizer_bytes=0)
-    extra = {
-        key: max(count - planned.collectives.get(key, 0), 0)
-        for key, count in found.collectives.items()
-        if key[0] == "optimizer" and key[3] <= _NUMBER_BYTES * max(len(planned.local_shapes), 1)
+    kept = {
+        key: min(n, planned.collectives.get(key, 0)) if key[0] == "optimizer" else n for key, n in found.collectives.items()
     }
-    found = replace(found, collectives={k: count - extra.get(k, 0) for k, count in found.collectives.items()})
+    found = replace(found, collectives=kept)
     return (_without_backward(planned), _without_backward(found)) if own_regions else (planned, found)
+
+
+def _added_to_update(planned: Structure, found: Structure) -> list[str]:
+    """What the update communicates although it is not planned, but for a number of each parameter."""
+    most = _NUMBER_BYTES * max(len(planned.local_shapes), 1)
+    return [
+        f"{kind} along {axis} of {nbytes} bytes"
+        for (phase, kind, axis, nbytes), count in found.collectives.items()
+        if phase == "optimizer" and nbytes > most and count > planned.collectives.get((phase, kind, axis, nbytes), 0)
+    ]
 
 
 def _without_backward(structure: Structure) -> Structure:

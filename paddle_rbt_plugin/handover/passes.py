@@ -107,18 +107,22 @@ def forms_of_job(plan: Plan) -> Collection[str]:
     return CPU_FORMS if on_cpus else forms_on(Cluster.from_dict(plan.cluster))
 
 
-def placements_for(graph: Graph, plan: Plan) -> dict[str, Placement]:
+def placements_for(graph: Graph, plan: Plan, replicated: bool = False) -> dict[str, Placement]:
     """Placements for another program of the same model, that of evaluation or prediction: parameters as planned, data by
-    the batch. Raises TunerError for a parameter that the plan does not know."""
+    the batch, or, where the batch cannot be divided, ``replicated``.
+
+    Raises TunerError for a parameter that the plan does not know."""
     mesh = plan.stages[0].process_mesh
     batch = graph.data[0].shape[0]
     placements = {}
     for t in (*graph.params, *graph.data):
-        if t.name in plan.tensors:
+        if t.kind == "data" and replicated:
+            placements[t.name] = Placement.replicated(t.ndim)
+        elif t.name in plan.tensors:
             placements[t.name] = plan.tensors[t.name].placement
         elif t.kind == "data":
-            replicated = Placement.replicated(t.ndim)
-            placements[t.name] = data_parallel(t.shape, batch, mesh.axes.index("dp")) if "dp" in mesh.axes else replicated
+            whole = Placement.replicated(t.ndim)
+            placements[t.name] = data_parallel(t.shape, batch, mesh.axes.index("dp")) if "dp" in mesh.axes else whole
         else:
             raise TunerError(f"the program reads the parameter {t.name!r}, which the plan of training does not place")
     return placements

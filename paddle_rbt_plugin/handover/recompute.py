@@ -119,5 +119,5 @@ def _cores(graph: Graph, block: Segment) -> Iterator[frozenset[int]]:
 
     ops = [graph.ops[i] for i in block.ops]
     kernels = tuple(Kernel(op.type, "forward", values(op.operands), values(op.results)) for op in ops)
-    for core in forward_cores(SegmentWork(kernels, (), (), (), (), (), (), ())):
+    for core in forward_cores(SegmentWork(kernels, (), (), (), (), (), (), (), ())):
         yield frozenset(block.ops[i] for i in core.ops)

@@ -126,9 +126,9 @@ def predicted(
             collectives[("backward", c.kind, c.axis, c.value.local_bytes(mesh, 1))] += 1
         flop += sum(p.flop for k in (*work.forward, *again, *work.backward) for p in products(k, sizes))
         parameters += sum(v.local_bytes(mesh, 1) for v in work.params)
-        for v in work.trained:
+        for v, gradient in zip(work.trained, work.gradients, strict=True):
             nbytes, shards = v.local_bytes(mesh, 1), _replicas(v, mesh) if zero_stage else 1
-            gradients += nbytes // (shards if zero_stage == 2 else 1)
+            gradients += gradient.local_bytes(mesh, 1) // (shards if zero_stage == 2 else 1)
             states += nbytes // shards
             collectives[("optimizer", "all_gather", "dp", nbytes)] += shards > 1
     for t in transfers(completion, stages):

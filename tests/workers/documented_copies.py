@@ -1,6 +1,6 @@
 """Runs a script of the documentation, and compares the replicas of what it trained; every rank writes what was compared.
 
-    python -m paddle.distributed.launch --nproc_per_node 2 --backend gloo documented_copies.py SCRIPT OUT
+python -m paddle.distributed.launch --nproc_per_node 2 --backend gloo documented_copies.py SCRIPT OUT
 """
 
 from __future__ import annotations
