@@ -28,6 +28,8 @@ from paddle_rbt_plugin.handover.replay import paddle_mesh
 _SHARED = f"{PREFIX}/dygraph"
 _meshes: list[tuple[Any, ProcessMesh]] = []
 """Those of Paddle on which random ops draw so, and each as a mesh of a plan."""
+_seeds: list[int] = []
+"""Those that the shared stream has started from."""
 _shards: dict[tuple[Any, ...], str] = {}
 """Which shard of its result an op makes on this rank, by its name and by where its operands lie."""
 
@@ -58,6 +60,7 @@ def _tracker() -> Any:
 
 def _set_shared_stream(seed: int) -> None:
     tracker = _tracker()
+    _seeds.append(seed)
     if _SHARED not in tracker.states_:
         tracker.add(_SHARED, seed)
         tracker.seeds_.discard(seed)  # fleet refuses to add a seed twice, which no other stream of its need know
@@ -72,6 +75,8 @@ def _on_shards(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         mesh = next((mesh for known, mesh in _meshes for t in tensors if t.process_mesh == known), None)
         if mesh is None:
             return original(*args, **kwargs)
+        if _SHARED not in _tracker().states_:  # fleet has been initialized since, and starts its streams anew
+            _set_shared_stream(_seeds[-1])
         with _tracker().rng_state(_SHARED):
             number = device_generator().random()
         key = (name, *(str(t.placements) for t in tensors), str(mesh))

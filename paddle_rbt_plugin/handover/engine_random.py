@@ -67,7 +67,7 @@ def streams_of(engine: Any, mode: str) -> Streams | None:
 
 
 def _on_streams(engine: Any, run: Callable[..., Any]) -> Callable[..., Any]:
-    """An executor's ``run`` on the streams of the next step. In PIR each program has an executor, in the legacy IR all share one."""
+    """An executor's ``run`` on the streams of the next step. In PIR each program has an executor; legacy ones share one."""
     own = streams_of(engine, vars(engine).get(_LATEST, "")) if getattr(engine, "_in_pir_mode", False) else None
 
     @functools.wraps(run)

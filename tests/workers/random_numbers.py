@@ -153,6 +153,7 @@ def trained(seed: int | None, space: dict[str, Any], mode: str = "static", steps
     if mode == "dygraph":
         plan = rbt.tune(model, input_spec=specs[0], loss=loss, labels_spec=specs[1], search_space=space)
         plan.shard_layer(model)
+        assert plan.recompute == space["recompute"]
         optimizer = paddle.optimizer.AdamW(1e-2, parameters=model.parameters())
         losses = []
         for x, y in plan.shard_dataloader([batch] * steps):
@@ -211,6 +212,7 @@ def run() -> dict[str, Any]:
         "seeded apart": trained(100 + rank, dp),
         "dygraph mp": trained(5, mp, "dygraph"),
         "dygraph mp again": trained(5, mp, "dygraph"),
+        "dygraph mp full": trained(5, {**mp, "recompute": "full"}, "dygraph"),
         "dygraph unseeded": trained(None, mp, "dygraph"),
     }
 
