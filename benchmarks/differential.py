@@ -3,10 +3,11 @@
     python benchmarks/differential.py --models 500 --seed 1
     python benchmarks/differential.py --case case.json
 
-Each case is a model, a script, a layout of CPU processes and an entry point (``random_models/grammar.py``). It is trained in one
-process without the tuner, and by several under it; losses, weights and optimizer states are compared (``random_models/compare.py``).
-A case that differs, crashes (an exception other than a TunerError, or the end of a process) or hangs is shrunk and printed, as a
-model to read and as JSON that ``--case`` runs again. Refusals, TunerErrors, are counted by reason.
+Each case is a model, a script, a layout of CPU processes and an entry point (``random_models/grammar.py``). It is trained in
+one process without the tuner, and by several under it; losses, weights and optimizer states are compared
+(``random_models/compare.py``). A case that differs, crashes (an exception other than a TunerError, or the end of a process) or
+hangs is shrunk and printed, as a model to read and as JSON that ``--case`` runs again. Refusals, which are TunerErrors, are
+counted by reason.
 
 Exits with 1 where a case fails, and where more than a tenth are refused.
 """
@@ -23,13 +24,15 @@ from pathlib import Path
 from typing import Any
 
 from random_models.draw import draw_case
-from random_models.grammar import ENTRIES, LAYOUTS, Case, check
+from random_models.grammar import ENTRIES, LAYOUTS, Case, check, completed
 from random_models.pool import Jobs
 from random_models.run import FAILURES, Outcome, run_case
-from random_models.shrink import shrink
+from random_models.shrink import MAX_RUNS, shrink
 from random_models.spell import spell_case, spell_layout
 
 MOST_REFUSED = 0.1
+RUNS_OF_A_HANG = 12
+"""Each takes the whole time limit."""
 
 
 def main() -> int:
@@ -77,7 +80,7 @@ def _options() -> Any:
 def _cases(options: Any) -> Iterator[tuple[str, Case]]:
     if options.case:
         for path in options.case:
-            case = json.loads(path.read_text())
+            case = completed(json.loads(path.read_text()))
             check(case)
             yield path.stem, case
         return
@@ -101,7 +104,7 @@ def _report(jobs: Jobs, case: Case, outcome: Outcome, limit: float, small: bool)
     if small:
         jobs.afresh()
         if fails(case):
-            case = shrink(case, fails)
+            case = shrink(case, fails, RUNS_OF_A_HANG if outcome.outcome == "hang" else MAX_RUNS)
         else:
             print("    not seen again by processes that had trained nothing before", flush=True)
     text = f"{spell_case(case)}\n{last.outcome} {last.kind}: {last.detail.strip()[-1500:]}\n{json.dumps(case)}"

@@ -2,7 +2,8 @@
 
     draw -> case (JSON) -> worker processes: model, script -> compare -> shrink -> spell
 
-``grammar`` says what a case may hold, without Paddle; ``draw`` draws cases from it; ``layers`` and ``losses`` are its blocks as
-Layers; ``script`` trains a case in one process of a job; ``worker`` is such a process and ``pool`` its parent's side; ``compare``
-puts the parts of all ranks together; ``shrink`` makes a failing case small and ``spell`` readable.
+``blocks`` and ``grammar`` say what a case may hold, ``draw`` draws one. ``layers``, ``transformer``, ``movement`` and ``losses``
+are the blocks as Layers, of which ``model`` makes a model. ``script`` trains it in one process of a job; ``worker`` is such a
+process, ``pool`` starts and asks them. ``compare`` puts the parts of all ranks together, ``run`` takes one case from start to end,
+``shrink`` makes a failing case small, and ``spell`` writes it down.
 """

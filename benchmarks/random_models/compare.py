@@ -1,7 +1,7 @@
 """Puts what the ranks of a job hold together, and compares it with what one process has trained.
 
-- **Losses**: of every step, ``|a - b| / max(|b|, 0.01)``. Where the replicas of ``dp`` show losses of their own parts of the batch,
-  as static programs of Paddle do, their mean counts; ranks along ``mp`` must show the same.
+- **Losses**: of every step, ``|a - b| / max(|b|, 0.01)``. Where the replicas of ``dp`` show losses of their own parts of the
+  batch, as static programs of Paddle do, their mean counts; ranks along ``mp`` must show the same.
 - **Weights**: the largest ``|a - b|`` of a tensor over how far training has moved it, at least 0.01. So a weight that
   moved by 0.02 may differ by 2e-6; measured against its size, a wrong gradient would hide behind a small learning rate.
 - **States**: the same over the largest number of the state, at least 0.01.

@@ -6,24 +6,13 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from random_models.grammar import (
-    BLOCKS,
-    CRASHING,
-    ENTRIES,
-    LAYOUTS,
-    SCRIPT,
-    Case,
-    Illegal,
-    Statement,
-    Value,
-    check,
-    pruned,
-    shapes,
-)
+from random_models.blocks import BLOCKS, CRASHING, Value
+from random_models.grammar import ENTRIES, LAYOUTS, SCRIPT, Case, Illegal, Statement, check, pruned, shapes
 
 VOCABULARIES = (32, 64, 48, 50)
 """The last is one that four ranks cannot divide."""
 _VOCABULARY_WEIGHTS = (4, 4, 2, 1)
+BATCHES = (8, 8, 12, 16, 32)
 
 
 def draw_case(
@@ -67,7 +56,9 @@ def _attempt(random: Random, layouts: Sequence[str], entries: Sequence[str], cra
         return {**case, "outputs": []}
     entry = random.choice(allowed)
     script = _script(random, dp, entry)
-    batch = max(8, dp * script["accumulate"] * random.choice((1, 2)))
+    if any(s["at"].get("norm") == "batch" for s in case["model"]):
+        script["recompute"] = "none"  # its running means would be updated twice, which the tuner refuses
+    batch = random.choice([n for n in BATCHES if n % (dp * script["accumulate"]) == 0])
     return {"sizes": {"batch": batch}, **case, "script": script, "layout": {"dp": dp, "mp": mp}, "entry": entry}
 
 
@@ -80,10 +71,9 @@ def _script(random: Random, dp: int, entry: str) -> dict[str, Any]:
         "recompute": random.choices(SCRIPT["recompute"], (8, 1, 1))[0],
         "zero": random.choices((0, 1, 2), (6, 1, 1))[0] if dp > 1 else 0,
         "decay": random.choice(SCRIPT["decay"]),
+        "decay_of": random.choices(SCRIPT["decay_of"], (3, 1))[0],
         "steps": random.choice((3, 4)),
     }
-    if script["optimizer"] == "Momentum":
-        script["zero"] = 0
     return script
 
 
@@ -97,6 +87,7 @@ class _Writer:
         self.values: list[Value] = []
         self.words = random.choices(VOCABULARIES, _VOCABULARY_WEIGHTS)[0]
         self.width = random.choice((16, 32))
+        self.length = random.choices((8, 6, 12), (3, 1, 1))[0]
 
     def write(self, op: str, operands: Sequence[int] = (), **at: Any) -> int | None:
         """Adds a statement, whose attributes are drawn unless given; None where it does not apply."""
@@ -123,7 +114,7 @@ class _Writer:
     def inputs(self) -> None:
         kinds = self.random.choices(("tokens", "features", "table", "image"), (9, 2, 2, 2), k=1 + (self.random.random() < 0.25))
         for kind in kinds:
-            i = self.write(kind, words=self.words, width=self.width, length=8)
+            i = self.write(kind, words=self.words, width=self.width, length=self.length)
             assert i is not None
             if kind == "tokens":
                 self.embed(i)
@@ -140,7 +131,6 @@ class _Writer:
 
     def block(self) -> None:
         """One more block, mostly of the newest value."""
-        floats = [i for i, v in enumerate(self.values) if v.kind != "ids" and v.kind != "mask"]
         for _ in range(20):
             name = self.random.choices(list(self.blocks), [b.weight or 1 for b in self.blocks.values()])[0]
             if name in ("patch_embedding", "embedding") and self.random.random() < 0.8:
@@ -165,7 +155,6 @@ class _Writer:
                     if self.random.random() < 0.12:
                         self._again()
                     return
-        assert floats or self.values
 
     def _again(self) -> None:
         """The newest Layer once more, on what it made."""

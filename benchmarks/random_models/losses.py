@@ -11,7 +11,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from random_models.grammar import Value
+from random_models.blocks import Value
 
 Tensor = paddle.Tensor
 IGNORED = -100
@@ -26,11 +26,10 @@ class Criterion(nn.Layer):
         self.counts = [_label_count(o["form"]) for o in outputs]
 
     def forward(self, *values: Tensor) -> Tensor:
-        outputs, labels = values[: len(self.losses)], list(values[len(self.losses) :])
-        total = None
-        for loss, count, output in zip(self.losses, self.counts, outputs):
-            value = loss(output, *labels[:count])
-            labels = labels[count:]
+        total, taken = None, len(self.losses)
+        for i in range(len(self.losses)):
+            value = self.losses[i](values[i], *values[taken : taken + self.counts[i]])
+            taken += self.counts[i]
             total = value if total is None else total + value
         return total
 

@@ -10,9 +10,12 @@ import numpy as np
 from paddle import nn
 from paddle.static import InputSpec
 
-from random_models.grammar import INPUTS, Case, Value, shapes
-from random_models.layers import LAYERS
+from random_models import layers, movement, transformer
+from random_models.blocks import INPUTS, Value
+from random_models.grammar import Case, shapes
 from random_models.losses import Criterion, label_arrays
+
+LAYERS = {**layers.LAYERS, **transformer.LAYERS, **movement.LAYERS}
 
 
 class Model(nn.Layer):

@@ -49,7 +49,13 @@ class Job:
         for rank in range(self.processes):
             mine = {"PADDLE_TRAINER_ID": str(rank), "PADDLE_CURRENT_ENDPOINT": endpoints[rank]}
             environment = {**common, **mine} if self.processes > 1 else {}
-            asked = {"pool": self.number, "rank": rank, "processes": self.processes, "environment": environment}
+            asked = {
+                "pool": self.number,
+                "rank": rank,
+                "processes": self.processes,
+                "environment": environment,
+                "fault": self.jobs.fault,
+            }
             self.jobs.fork({**asked, "log": str(self.logs[rank])})
         connected: dict[int, Any] = {}
         while len(connected) < self.processes:
@@ -64,8 +70,8 @@ class Job:
             raise RuntimeError(f"a job of {self.processes} processes did not start:\n{self.log_tail()}")
 
     def run(self, case: dict[str, Any], limit: float) -> dict[str, Any]:
-        """``{"outcome": ..., "ranks": [answer or None, ...]}``; the outcome is trained, refused, crash or hang. A job with another
-        outcome than the first two has ended."""
+        """``{"outcome": ..., "ranks": [answer or None, ...]}``; the outcome is trained, refused, crash or hang. After one of the
+        last two the job has ended."""
         self.trained += 1
         for lines in self.lines:
             try:
@@ -155,11 +161,12 @@ class _Lines:
 
 
 class Jobs:
-    """Gives the job of so many processes that is running, or starts one."""
+    """Gives the job of so many processes that is running, or starts one. ``fault`` as in ``script.train``."""
 
-    def __init__(self, keep: Path | None = None):
+    def __init__(self, fault: int | None = None):
+        self.fault = fault
         self._temporary = tempfile.TemporaryDirectory(prefix="random-models-")
-        self.directory = keep or Path(self._temporary.name)
+        self.directory = Path(self._temporary.name)
         self._running: dict[tuple[int, str], Job] = {}
         self._number = 0
         self.starts = 0
@@ -212,8 +219,8 @@ class Jobs:
         return lines, json.loads(line)
 
     def job(self, processes: int, kind: str = "") -> Job:
-        """``kind`` keeps jobs of one size apart: on CPUs the communicators of static programs and those of dygraph are found under
-        the same numbers, so that a process which has trained in one way cannot train in the other."""
+        """``kind`` keeps jobs of one size apart: on CPUs the communicators of static programs and those of dygraph are found
+        under the same numbers, so that a process which has trained in one way cannot train in the other."""
         job = self._running.get((processes, kind))
         if job is not None and job.trained >= LIFETIME:
             job.end()

@@ -18,11 +18,11 @@ FAILURES = ("difference", "crash", "hang")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case: ``same``, ``refused``, ``difference``, ``crash`` or ``hang``; ``unstable`` where rounding explains the
-    difference, and ``serial`` where one process cannot train it, which is a fault of this benchmark.
+    """What became of a case: ``same``, ``refused``, ``difference``, ``crash`` or ``hang``; ``unstable`` where rounding explains
+    the difference, and ``serial`` where one process cannot train it, which is a fault of this benchmark.
 
-    ``kind`` tells failures of an outcome apart, and stays the same while a case is shrunk: what differs, the type of the exception
-    with the place that it came from, or the reason of a refusal without its numbers."""
+    ``kind`` tells failures of an outcome apart: what differs, type and message of an exception, the reason of a refusal, the
+    latter without numbers and names. A crash keeps it while it is shrunk."""
 
     outcome: str
     kind: str = ""
@@ -42,7 +42,7 @@ class Outcome:
 
 
 def run_case(jobs: Jobs, case: Case, limit: float) -> Outcome:
-    """Runs a case. Raises RuntimeError where a case that one process cannot train shows that the benchmark itself is wrong."""
+    """Runs a case; ``limit`` are the seconds after which a job hangs."""
     begin = time.monotonic()
     alone = jobs.job(1).run(case, limit)
     after = time.monotonic()

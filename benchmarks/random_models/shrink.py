@@ -1,9 +1,9 @@
 """Makes a failing case small: greedily, over the case's own data.
 
-hypothesis would draw and shrink as well, but shrinks by replaying choices through the generator: it runs a test hundreds of times,
-in this process, takes a changed failure for the same one, and what it prints cannot be run again by itself. A case here takes
-seconds in other processes, and the grammar says what is simpler than what; so a pass over the statements, the attributes, the
-script and the sizes, repeated until nothing more can go, needs some tens of runs.
+hypothesis would draw and shrink as well, but it shrinks by replaying choices through the generator: it runs a test hundreds of
+times, takes another failure for the same one, and the case that it ends with depends on its version and its database. A case here
+takes seconds in other processes, and the grammar says what is simpler than what. So passes over the statements, the attributes, the
+script and the sizes, until nothing more can go, need some tens of runs; and a case is data that ``--case`` runs again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from random_models.grammar import BLOCKS, LOSSES, SCRIPT, Case, Illegal, check, pruned, shapes
+from random_models.blocks import BLOCKS
+from random_models.grammar import LOSSES, SCRIPT, Case, Illegal, check, pruned, shapes
 
 MAX_RUNS = 80
 
@@ -80,7 +81,7 @@ def _without_script(case: Case) -> Iterator[Case]:
 
 def _fewer_statements(case: Case) -> Iterator[Case]:
     """A statement goes where its readers can read one of its operands, or an earlier value, instead."""
-    values = _values(case)
+    values = shapes(case)
     for i in range(len(case["model"]) - 1, -1, -1):
         s = case["model"][i]
         if "of" in s and s["op"] != "tied_head":
@@ -123,7 +124,8 @@ def _simpler_rest(case: Case) -> Iterator[Case]:
 
 
 def _simpler_attributes(case: Case) -> Iterator[Case]:
-    """Every attribute to the first of its choices: all of a statement at once, one by one; a width or a vocabulary everywhere."""
+    """Every attribute to the first of its choices: all of a statement at once, then one by one; widths and vocabularies in all
+    statements at once."""
     for name in ("width", "words"):
         for value in sorted({s["at"][name] for s in case["model"] if name in s["at"]})[:1]:
             yield {
@@ -148,7 +150,3 @@ def _changed(case: Case, i: int, statement: dict[str, Any]) -> Case:
         if s.get("of") == i and s["op"] == statement["op"]:
             model[j] = {**s, "at": dict(statement["at"])}
     return {**case, "model": model}
-
-
-def _values(case: Case) -> list[Any]:
-    return shapes(case)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from random_models.grammar import INPUTS, Case, shapes
+from random_models.blocks import INPUTS
+from random_models.grammar import Case, shapes
 
 
 def spell_case(case: Case) -> str:
@@ -13,14 +14,10 @@ def spell_case(case: Case) -> str:
     lines = []
     for i, (s, value) in enumerate(zip(case["model"], shapes(case), strict=True)):
         operands = [f"x{j}" for j in s["in"]]
-        if s["op"] in INPUTS:
-            shown = {k: v for k, v in s["at"].items() if k == "words"}
-        else:
-            shown = s["at"]
+        shown = {k: v for k, v in s["at"].items() if k == "words" or s["op"] not in INPUTS}
         arguments = ", ".join([*operands, *(f"{k}={v!r}" for k, v in shown.items())])
         again = f"  # the {'table' if s['op'] == 'tied_head' else 'Layer'} of x{s['of']}" if "of" in s else ""
-        name = {"float": s["op"]}.get(s["op"], s["op"])
-        lines.append(f"x{i} = {name}({arguments}){again or f'  # {[batch, *value.shape]}'}")
+        lines.append(f"x{i} = {s['op']}({arguments}){again or f'  # {[batch, *value.shape]}'}")
     losses = [f"{o['loss']}(x{o['value']}, form={o['form']!r})" for o in case["outputs"]]
     lines.append(f"loss = {' + '.join(losses)}" + ("  # returned by forward" if case["returned"] else ""))
     script: dict[str, Any] = {k: v for k, v in case["script"].items() if v not in ("none", 0, 0.0)}

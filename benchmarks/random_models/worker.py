@@ -1,10 +1,10 @@
 """A process that trains cases, and the server that such processes are forked from.
 
-    python -m random_models.worker SOCKET LOG
+    python -m random_models.worker SOCKET
 
-imports everything and waits for lines on its standard input, each of which asks for one process of a job; a fork has all of that
-imported already. A forked process connects to the socket, joins the others of its job, and answers each line (a case) by a line;
-what it prints goes to the log. Arrays travel as files beside the log.
+imports everything and waits for lines on its standard input, each of which asks for one process of a job; a fork has all of
+that imported already. A forked process connects to the socket, joins the others of its job, and answers each line (a case) by a
+line; what it prints goes to the log. Arrays travel as files beside the log.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _answer(case: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            result = train(case, alone=asked["processes"] == 1)
+            result = train(case, alone=asked["processes"] == 1, fault=asked["fault"])
     except TunerError as error:
         return {"outcome": "refused", "type": type(error).__name__, "message": str(error)}
     except Exception as error:
