@@ -54,13 +54,15 @@ def common_seed() -> int:
 
 def device_generator() -> Any:
     """The generator that ops on the device of this process draw from."""
-    place = paddle.framework._current_expected_place()
+    expected = paddle.framework._current_expected_place()
+    place = core.Place()
+    place.set_place(expected)
     if place.is_gpu_place():
         return core.default_cuda_generator(place.gpu_device_id())
     if place.is_xpu_place():
         return core.default_xpu_generator(place.xpu_device_id())
     if place.is_custom_place():
-        return core.default_custom_device_generator(place)
+        return core.default_custom_device_generator(expected)
     return core.default_cpu_generator()
 
 
