@@ -18,6 +18,7 @@ from typing import Any
 
 import paddle
 import paddle.distributed as dist
+from paddle.distributed.auto_parallel import random as lazy_weights
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.placement import Placement
@@ -43,9 +44,20 @@ def install(model: Any, mesh: ProcessMesh) -> None:
     if all(known != mesh for _, known in _meshes):
         _meshes.append((paddle_mesh(mesh), mesh))
     seed = common_seed()
-    paddle.seed(seed)
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        paddle.seed(hashed(seed, "script"))
     _set_shared_stream(hashed(seed, "dygraph"))
+    _seed_lazy_weights(hashed(seed, "weights"))
     _run_forward_on_stream(model, hashed(seed, "forward"))
+
+
+def _seed_lazy_weights(seed: int) -> None:
+    """Lets weights that were built under ``LazyGuard`` follow the seed, too, where the script does not seed them itself. Paddle
+    draws them by placement when they are initialized, from a constant."""
+    if not lazy_weights.is_enable_auto_rand_ctrl():
+        lazy_weights._basic_seed = seed
+        lazy_weights._rng_name_to_seed.clear()
+        lazy_weights._rng_name_to_states.clear()
 
 
 def _spellings() -> Iterator[str]:
