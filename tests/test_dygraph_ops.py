@@ -107,6 +107,19 @@ def test_losses_and_embeddings_of_every_kind_equal_whole_ones(tmp_path: Path) ->
     assert {name: difference for name, difference in found.items() if difference > 1e-5} == {}
 
 
+@pytest.mark.slow
+def test_ops_that_reduce_or_move_a_sharded_dimension_equal_those_on_whole_tensors(tmp_path: Path) -> None:
+    found = launch("dygraph_wholes.py", 2, tmp_path / "out.json", "plan")
+    assert len(found) == 16 and {name: d for name, d in found.items() if d is None or d > 1e-4} == {}
+
+
+@pytest.mark.slow
+def test_the_ops_of_paddle_still_get_them_wrong(tmp_path: Path) -> None:
+    found = launch("dygraph_wholes.py", 2, tmp_path / "out.json", "paddle")
+    right = {name for name, d in found.items() if d is not None and d < 1e-4}
+    assert right <= {"norm of another dimension", "a sequence with itself"}
+
+
 def test_tensors_that_no_plan_has_sharded_stay_with_the_ops_of_paddle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dygraph_ops, "_meshes", [])
     for module, name, _ in dygraph_ops._FORMS:

@@ -139,7 +139,7 @@ def test_the_axes_that_shard_a_result_choose_its_stream() -> None:
 
 
 def test_a_step_starts_from_its_own_seed_and_gives_the_generator_back() -> None:
-    streams = Streams(3, ("rule_based_tuner/test",), draws_from_device=True)
+    streams = Streams(3, ("rule_based_tuner/test",), device="")
     paddle.seed(1)
     outside = paddle.rand([4]).tolist()
     paddle.seed(1)

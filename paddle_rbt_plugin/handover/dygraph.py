@@ -52,8 +52,7 @@ def shard_layer(plan: Plan, model: Any) -> Any:
 def shard_optimizer(plan: Plan, optimizer: Any) -> Any:
     """Lets an optimizer of the parameters that ``shard_layer`` has made divide its states as the plan does, in place.
 
-    Raises TunerError for an optimizer whose states cannot be divided, for one that has taken a step, and for one that has none
-    of these parameters."""
+    Raises TunerError for an optimizer whose states cannot be divided, and for one that has none of these parameters."""
     _require_one_stage(plan)
     _require_zero(plan)
     return dygraph_optimizer.shard_optimizer(optimizer, plan.sharding_stage)

@@ -14,6 +14,7 @@ along ``mp`` (``tests/test_dygraph_ops.py`` measures it again):
 - ``repeat_interleave`` gathers its operand, and ``expand`` of Paddle 3.0 gives a wrong gradient; both, and ``tile``, are spelt
   in other ops, see ``graph.rewrite``.
 - Custom ops without a sharding rule are refused.
+- Norms of sharded dimensions and a few more are wrong or fail, see ``dygraph_wholes``.
 
 ``install`` puts functions in the place of Paddle's that compute on the local tensors of a rank (``handover.local``) where the
 operands lie so on a mesh of a plan, and are Paddle's own everywhere else. Their collectives are those that completion counts.
@@ -24,6 +25,7 @@ The loss is Megatron-LM's (arXiv 1909.08053, section 3), which runs on CPUs too.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +38,7 @@ from paddle_rbt_plugin.completion.forms import Form, sharded_form
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.graph.pir import dtype_name
 from paddle_rbt_plugin.graph.rewrite import Step, steps_for
+from paddle_rbt_plugin.handover import dygraph_wholes
 from paddle_rbt_plugin.handover.custom_ops import arguments, attribute_names, input_names, local_form, operand_of
 from paddle_rbt_plugin.handover.local import Placements, from_local, placements_of, reduced, shared_local, to_local
 
@@ -290,5 +293,11 @@ _FORMS: Sequence[tuple[Any, str, Callable[..., Any]]] = (
     (paddle._C_ops, "tile", _tile),
     (paddle._C_ops, "repeat_interleave", _repeat_interleave),
     (paddle._C_ops, "_run_custom_op", _custom_op),
+    (paddle._C_ops, "p_norm", dygraph_wholes.p_norm),
+    (paddle._C_ops, "logsumexp", dygraph_wholes.logsumexp),
+    (paddle._C_ops, "concat", dygraph_wholes.concat),
+    (paddle._C_ops, "matmul", dygraph_wholes.matmul),
+    (paddle._C_ops, "bmm", dygraph_wholes.bmm),
+    (sys.modules[dygraph_wholes.EINSUM], "einsum_v2", dygraph_wholes.einsum),
 )
 """Where Paddle keeps an op that has another form, its name there, and the form, which answers None where it does not apply."""

@@ -25,7 +25,7 @@ from paddle.distributed.auto_parallel import api
 from paddle.optimizer import Optimizer
 
 from paddle_rbt_plugin.errors import TunerError, TunerWarning
-from paddle_rbt_plugin.handover.local import placements_of, reduced
+from paddle_rbt_plugin.handover.local import mesh_of, moved, placements_of, reduced
 from paddle_rbt_plugin.handover.zero import shard_dimension
 
 ELEMENTWISE = (
@@ -50,8 +50,8 @@ def install(mesh: Any, parameters: Iterable[Any], stage: int) -> None:
 def shard_optimizer(optimizer: Any, stage: int) -> Any:
     """Makes an optimizer of sharded parameters divide its states at a ZeRO stage, in place.
 
-    Raises TunerError for an optimizer whose update is not elementwise, one that has taken a step, and one of other
-    parameters."""
+    Raises TunerError for an optimizer whose update is not elementwise, one that took a step before its parameters were
+    sharded, and one of other parameters."""
     if not isinstance(optimizer, Optimizer) or _is_wrapped(optimizer):
         kind = type(optimizer).__name__
         raise TunerError(
@@ -69,13 +69,14 @@ def shard_optimizer(optimizer: Any, stage: int) -> Any:
             f"stage {stage}): use {', '.join(ELEMENTWISE)}, or plan with search_space={{'sharding_stage': 0}}"
         )
     if any(optimizer._accumulators.values()) and not isinstance(optimizer, _OnShards):
-        raise TunerError("the optimizer has taken a step with whole states; shard it before the first one")
+        raise TunerError("the optimizer took a step before plan.shard_layer; create it of the parameters that are there now")
     if _is_elementwise(optimizer):
         _adopt(optimizer, stage)
+        optimizer._redivide()
     if stage == 2:
         for parameter in parameters:
             if not parameter.stop_gradient:
-                parameter.register_hook(functools.partial(_to, parameter.process_mesh, _shard_placements(parameter, 2)))
+                parameter.register_hook(functools.partial(moved, mesh_of(parameter), _shard_placements(parameter, 2)))
     return optimizer
 
 
@@ -159,24 +160,6 @@ def _shard_placements(parameter: Any, stage: int) -> list[Any]:
     return placements
 
 
-def _to(mesh: Any, placements: Sequence[Any], tensor: Any) -> Any:
-    """A tensor brought to placements of its mesh. CPUs have no reduce-scatter and no all-to-all: there it is made whole along
-    the axes that change, and cut; nor do they communicate half precision, which goes as float32."""
-    if not tensor.is_dist():
-        return dist.shard_tensor(tensor, mesh, list(placements))
-    now = placements_of(tensor)
-    if now == list(placements):
-        return tensor
-    if not paddle.is_compiled_with_cuda():
-        if tensor.dtype in (paddle.bfloat16, paddle.float16):
-            wide = api.dtensor_from_local(tensor._local_value().astype("float32"), mesh, now)
-            return _to(mesh, placements, wide).astype(tensor.dtype)
-        between = [a if a == b else dist.Replicate() for a, b in zip(now, placements, strict=True)]
-        if between != now:
-            tensor = dist.reshard(tensor, mesh, between)
-    return tensor if placements_of(tensor) == list(placements) else dist.reshard(tensor, mesh, list(placements))
-
-
 class _OnShards:
     """Goes before the class of an optimizer whose update is elementwise. ``_apply_optimize``, which ``step`` calls, clips,
     regularizes through ``append_regularization_ops``, and updates through ``_create_optimization_pass``."""
@@ -205,7 +188,7 @@ class _OnShards:
 
     def _gradient(self, parameter: Any, gradient: Any) -> Any:
         mesh = _mesh_of(parameter)
-        return gradient if mesh is None else _to(mesh, _shard_placements(parameter, self._rbt_stage), gradient)
+        return gradient if mesh is None else moved(mesh, _shard_placements(parameter, self._rbt_stage), gradient)
 
     def append_regularization_ops(self: Any, parameters_and_grads: Any, regularization: Any = None) -> Any:
         if paddle.in_dynamic_mode():
@@ -222,7 +205,7 @@ class _OnShards:
     def _part(self, parameter: Any) -> Any:
         if parameter.name not in self._rbt_parts:
             placements = _shard_placements(parameter, self._rbt_stage)
-            part = _to(parameter.process_mesh, placements, parameter)._local_value()
+            part = moved(parameter.process_mesh, placements, parameter)._local_value()
             part.name, part.stop_gradient = parameter.name, parameter.stop_gradient
             for name in ("optimize_attr", "regularizer", "need_clip"):
                 setattr(part, name, getattr(parameter, name, None))
@@ -250,7 +233,7 @@ class _OnShards:
             for parameter, placements, part in self._rbt_parts.values():
                 if placements != placements_of(parameter):  # else the part shares the memory of the parameter
                     mesh = parameter.process_mesh
-                    whole = _to(mesh, placements_of(parameter), api.dtensor_from_local(part, mesh, placements))
+                    whole = moved(mesh, placements_of(parameter), api.dtensor_from_local(part, mesh, placements))
                     parameter.get_tensor()._share_data_with(whole.get_tensor())
         return done
 
@@ -280,6 +263,13 @@ class _OnShards:
                 table[key] = _named(api.dtensor_from_local(state, parameter.process_mesh, placements), state.name)
         self._rbt_parts.clear()
 
+    def _redivide(self) -> None:
+        """Moves states that are there already to where the stage wants them."""
+        for table, key, parameter in list(self._states()):
+            state = table[key]
+            placements = self._state_placements(state.name, parameter)
+            table[key] = _named(moved(parameter.process_mesh, placements, state), state.name)
+
     def _state_placements(self, name: str, parameter: Any) -> list[Any]:
         before = self._rbt_kinds.get(name, 0)
         placements = _shard_placements(parameter, self._rbt_stage)
@@ -297,7 +287,7 @@ class _OnShards:
             if value is None:
                 raise TunerError(f"the state dict lacks {name!r}, a state of the optimizer")
             value = value if isinstance(value, paddle.Tensor) else paddle.to_tensor(value)
-            placed = _to(parameter.process_mesh, self._state_placements(state.name, parameter), value)
+            placed = moved(parameter.process_mesh, self._state_placements(state.name, parameter), value)
             state._local_value().copy_(placed._local_value(), False)
             given[state.name] = state
         for state in itertools.chain.from_iterable(table.values() for table in self._accumulators.values()):
@@ -372,7 +362,7 @@ class _GlobalNormOfShards:
             axes: tuple[int, ...] = ()
             mesh = None
             if gradient.is_dist():
-                mesh = gradient.process_mesh
+                mesh = mesh_of(gradient)
                 axes = tuple(i for i, p in enumerate(placements_of(gradient)) if p.is_shard())
             if mesh not in meshes:
                 meshes.append(mesh)

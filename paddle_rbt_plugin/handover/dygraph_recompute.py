@@ -56,19 +56,15 @@ def blocks(model: nn.Layer, count: int) -> list[nn.Layer]:
 
 
 def _lists(layer: nn.Layer) -> list[list[nn.Layer]]:
-    """The outermost lists of Layers of one class in ``layer``, in order. A list of several classes is cut to the class that
-    occurs most, as where norms or a head stand beside blocks."""
+    """The outermost lists of blocks in ``layer``, in order: Layers of one class that hold Layers themselves. A list of several
+    classes is cut to the class that occurs most, as where norms or a head stand beside blocks."""
     children = list(layer.children())
     if isinstance(layer, (nn.LayerList, nn.Sequential)) and children:
         kind = Counter(map(type, children)).most_common(1)[0][0]
-        equal = [child for child in children if type(child) is kind]
-        if _weights(equal[0]) > 1 and [_shapes(e) for e in equal] == [_shapes(equal[0])] * len(equal):
+        equal: list[Any] = [child for child in children if type(child) is kind]
+        if list(equal[0].children()) and all(_shapes(block) == _shapes(equal[0]) for block in equal):
             return [equal]
     return [found for child in children for found in _lists(child)]
-
-
-def _weights(layer: nn.Layer) -> int:
-    return len(list(layer.parameters()))
 
 
 def _shapes(layer: nn.Layer) -> Sequence[tuple[int, ...]]:

@@ -20,6 +20,7 @@ from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.graph import read_program
 from paddle_rbt_plugin.handover import (
+    clipping,
     engine_life,
     engine_random,
     forward_loss,
@@ -54,8 +55,8 @@ def install() -> None:
     engine_life.install(_tune)
     patches.let_shards_become_partial()
     parameter_attributes.install()
+    clipping.install()
     patches.let_recomputed_ops_draw_the_same()
-    engine_random.install()
     original = Engine._parallel_pir
 
     @functools.wraps(original)

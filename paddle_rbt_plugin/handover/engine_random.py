@@ -1,16 +1,19 @@
 """Gives engines of PIR programs their initial weights and their random streams.
 
-Weights are shared when the engine cuts them, see ``copies``. Streams are set before each run, see ``random_streams``.
+Weights are shared when the engine cuts them, see ``copies``. Streams are set before each run, see ``random_streams``. Both
+hold for programs of either IR; what legacy ones need beside is in ``legacy.random``.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from paddle.distributed.auto_parallel.static.engine import Engine
 
-from paddle_rbt_plugin.handover.copies import SharedOnTheWay
+from paddle_rbt_plugin.handover.copies import SharedOnTheWay, share_all
+from paddle_rbt_plugin.handover.legacy import random as legacy_random
 from paddle_rbt_plugin.handover.random_streams import Streams, common_seed
 from paddle_rbt_plugin.handover.seeds import draws_from_device, stream_names
 from paddle_rbt_plugin.handover.strategy import is_enabled
@@ -24,14 +27,10 @@ def install() -> None:
 
     @functools.wraps(initialize)
     def with_common_weights(engine: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
-        if not (engine._in_pir_mode and is_enabled(engine._strategy.tuning)):
+        if not is_enabled(engine._strategy.tuning):
             return initialize(engine, mode, *args, **kwargs)
-        helper = engine.program_helper
-        helper.init_pir = functools.partial(_init_shared, helper.init_pir, helper)
-        try:
-            result = initialize(engine, mode, *args, **kwargs)
-        finally:
-            del helper.init_pir
+        start = _initialize_pir if getattr(engine, "_in_pir_mode", False) else _initialize_legacy
+        result = start(functools.partial(initialize, engine, mode, *args, **kwargs), engine, mode)
         if engine._executor is not None and _STREAMS not in vars(engine._executor):
             _run_on_streams(engine)
         return result
@@ -41,15 +40,42 @@ def install() -> None:
 
 def keep_streams(engine: Any, mode: str, program: Any) -> None:
     """Remembers the random streams that the annotated program of a mode reads."""
-    names, from_device = stream_names(program), draws_from_device(program)
-    if names or from_device:
-        vars(engine).setdefault(_STREAMS, {})[mode] = Streams(common_seed(), names, from_device)
+    set_streams(engine, mode, stream_names(program), "" if draws_from_device(program) else None)
+
+
+def set_streams(engine: Any, mode: str, names: Sequence[str], device: str | None) -> None:
+    """Remembers the random streams of a mode by name, and the shard that ops make which draw from the device's generator."""
+    if names or device is not None:
+        vars(engine).setdefault(_STREAMS, {})[mode] = Streams(common_seed(), tuple(names), device)
 
 
 def streams_of(engine: Any, mode: str) -> Streams | None:
     """The random streams of an engine's program; None where it draws no random numbers."""
     found: Streams | None = vars(engine).get(_STREAMS, {}).get(mode)
     return found
+
+
+def _initialize_pir(initialize: Callable[[], Any], engine: Any, mode: str) -> Any:
+    helper = engine.program_helper
+    if helper is None:
+        return initialize()
+    helper.init_pir = functools.partial(_init_shared, helper.init_pir, helper)
+    try:
+        return initialize()
+    finally:
+        del helper.init_pir
+
+
+def _initialize_legacy(initialize: Callable[[], Any], engine: Any, mode: str) -> Any:
+    if engine._executor is not None:  # the weights are there
+        return initialize()
+    if engine._dygraph_mode:
+        share_all((p.name, p) for p in (*engine._model.parameters(), *engine._model.buffers()))
+        return initialize()
+    with legacy_random.initial_draws(common_seed(), engine._cur_rank):
+        result = initialize()
+    legacy_random.share_in_scope(engine._dist_contexts[mode], engine._place)
+    return result
 
 
 def _init_shared(init_pir: Any, helper: Any, *args: Any) -> Any:

@@ -7,9 +7,11 @@ the first rank only, and is zero on the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import cache
 from typing import Any
 
+import numpy as np
 import paddle
 import paddle.distributed as dist
 from paddle.autograd import PyLayer
@@ -35,6 +37,17 @@ def placements_of(x: Any) -> list[Any]:
     ]
 
 
+def mesh_of(x: Any) -> Any:
+    """The mesh of a distributed tensor, which outlives it, as ``x.process_mesh`` does not."""
+    mesh = x.process_mesh
+    return _mesh(tuple(mesh.process_ids), tuple(mesh.shape), tuple(mesh.dim_names))
+
+
+@cache
+def _mesh(ranks: tuple[int, ...], shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
+    return dist.ProcessMesh(np.array(ranks).reshape(shape), dim_names=list(names))
+
+
 def to_local(x: Any, mesh: Any, gradient: Placements) -> Any:
     """The part of ``x`` that this rank holds; its gradient is part of one that lies on ``mesh`` as ``gradient`` says."""
     return _ToLocal.apply(x, mesh, list(gradient))
@@ -44,6 +57,32 @@ def from_local(local: Any, mesh: Any, made: Placements, kept: Placements) -> Any
     """The tensor whose part on this rank is ``local``, as ``made`` says; it goes on as ``kept`` says, and so must its gradient
     arrive: what a rank gets back is its part of that."""
     return _FromLocal.apply(local, mesh, list(made), list(kept))
+
+
+def moved(mesh: Any, placements: Placements, tensor: Any) -> Any:
+    """A tensor brought to placements of a mesh. CPUs have no reduce-scatter and no all-to-all: there it is made whole along the
+    axes that change, and cut; nor do they communicate half precision, which goes as float32."""
+    if not tensor.is_dist():
+        return dist.shard_tensor(tensor, mesh, list(placements))
+    now = placements_of(tensor)
+    if now == list(placements):
+        return tensor
+    if not paddle.is_compiled_with_cuda():
+        if tensor.dtype in (paddle.bfloat16, paddle.float16):
+            wide = api.dtensor_from_local(tensor._local_value().astype("float32"), mesh, now)
+            return moved(mesh, placements, wide).astype(tensor.dtype)
+        between = [a if a == b else dist.Replicate() for a, b in zip(now, placements, strict=True)]
+        if between != now:
+            tensor = dist.reshard(tensor, mesh, between)
+    return tensor if placements_of(tensor) == list(placements) else dist.reshard(tensor, mesh, list(placements))
+
+
+def whole_along(x: Any, axes: Collection[int]) -> Any:
+    """A distributed tensor gathered, or its summands summed, along mesh axes; ``x`` where it is whole along them."""
+    if all(p.is_replicated() for i, p in enumerate(x.placements) if i in axes):
+        return x
+    target = [dist.Replicate() if i in axes else p for i, p in enumerate(placements_of(x))]
+    return _Moved.apply(x, mesh_of(x), target)
 
 
 def reduced(local: Any, mesh: Any, axis: int, how: Any = dist.ReduceType.kRedSum) -> Any:
@@ -78,6 +117,17 @@ class _ToLocal(PyLayer):
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
         return api.dtensor_from_local(gradient, ctx.mesh, ctx.gradient)
+
+
+class _Moved(PyLayer):
+    @staticmethod
+    def forward(ctx: Any, x: Any, mesh: Any, target: list[Any]) -> Any:
+        ctx.mesh, ctx.source = mesh, [dist.Replicate() if p.is_partial() else p for p in placements_of(x)]
+        return moved(mesh, target, x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return moved(ctx.mesh, ctx.source, gradient)
 
 
 class _FromLocal(PyLayer):

@@ -29,8 +29,7 @@ _GROUPS = "has_parameter_groups"
 
 
 def install() -> None:
-    """Lets optimizers remember their groups when an engine takes them, and PIR programs clip by value, which Paddle has for
-    dygraph and legacy programs only."""
+    """Lets optimizers remember their groups when an engine takes them."""
     original = utils.validate_opt
 
     @functools.wraps(original)
@@ -41,12 +40,6 @@ def install() -> None:
         return original(optimizer)
 
     utils.validate_opt = validate
-    paddle.nn.ClipGradByValue._pir_clip = _clip_by_value
-
-
-def _clip_by_value(clip: Any, params_grads: list[Any]) -> list[Any]:
-    given = [(p, g) for p, g in params_grads if g is not None]
-    return [(p, paddle.clip(g, clip.min, clip.max) if getattr(p, "need_clip", True) else g) for p, g in given]
 
 
 @contextmanager

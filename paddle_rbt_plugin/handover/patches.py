@@ -215,11 +215,13 @@ def _as_typed(gradient: Any) -> Any:
 
 @contextlib.contextmanager
 def partition_prepared() -> Iterator[None]:
-    """Puts right what the partition pass takes as it is: the tensors of lists, and updates without a rule.
+    """Puts right what the partition pass takes as it is: the tensors of lists, updates without a rule, and states that no
+    update reads.
 
     Reason: the pass reshards a result that an op makes otherwise than its type says, but passes by lists, whose tensors are the
     results of ``builtin.split``: a shard, as the gradients that ``concat`` has may be, is then read as if it were the whole
-    tensor. For updates see ``updates``. Versions: 3.0 to 3.3.
+    tensor. For updates see ``updates``. The states of parameters that nothing reads stay without a placement, on which the
+    engine fails (``_local_shape is only for distdense tensor``). Versions: 3.0 to 3.3.
     """
     from paddle.distributed.auto_parallel.static import engine, pir_pass
 
@@ -231,10 +233,17 @@ def partition_prepared() -> Iterator[None]:
         if block is None:
             _reshard_lists(program)
             shard_updates(program)
+            _drop_unread_states(program)
         original(program, block)
 
     with _replaced(pir_pass, "apply_partition_pass", apply), _replaced(engine, "apply_partition_pass", apply):
         yield
+
+
+def _drop_unread_states(program: Any) -> None:
+    for op in program.global_block().ops:
+        if op.name() == "pd_op.data" and op.result(0).use_empty() and not op.result(0).is_dist():
+            op.erase()
 
 
 def _reshard_lists(program: Any) -> None:

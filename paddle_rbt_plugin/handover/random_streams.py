@@ -99,7 +99,8 @@ class Streams:
 
     seed: int
     names: tuple[str, ...]
-    draws_from_device: bool
+    device: str | None = None
+    """The shard that ops make which draw from the generator of the device; None where there are no such ops."""
     step: int = 0
     _ready: bool = field(default=False, repr=False)
 
@@ -112,10 +113,10 @@ class Streams:
         for name in self.names:
             core.get_random_seed_generator(name).manual_seed(hashed(self.seed, name, self.step))
         step, self.step = self.step, self.step + 1
-        if not self.draws_from_device:
+        if self.device is None:
             yield
             return
-        with _in_order(), seeded(device_generator(), hashed(self.seed, _DEVICE, step)):
+        with _in_order(), seeded(device_generator(), hashed(self.seed, _DEVICE, self.device, step)):
             yield
 
 

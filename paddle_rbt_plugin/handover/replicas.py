@@ -94,8 +94,14 @@ def _of_legacy(engine: Any) -> list[Held]:
 
 
 def _structured_names(engine: Any) -> dict[str, str]:
-    model = engine._model
-    return {p.name: name for name, p in model.named_parameters()} if isinstance(model, paddle.nn.Layer) else {}
+    if not isinstance(engine._model, paddle.nn.Layer):
+        return {}
+    names: dict[str, str] = {}
+    for path, layer in engine._model.named_sublayers(include_self=True):  # named_parameters takes values of PIR only, by now
+        for name, parameter in layer._parameters.items():
+            if parameter is not None:
+                names.setdefault(parameter.name, f"{path}.{name}" if path else name)
+    return names
 
 
 def _in_scope(name: str) -> np.ndarray[Any, Any] | None:

@@ -35,9 +35,11 @@ class Block(nn.Layer):
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.runs = 0
         self.scale = self.create_parameter([1], default_initializer=nn.initializer.Constant(1.5))
 
     def forward(self, x, *, parts):
+        self.runs += 1
         return x + self.scale * self.down(nn.functional.gelu(self.up(self.norm(x)))), {"parts": parts["n"]}
 
 
@@ -78,6 +80,8 @@ class Case:
     prepare: Callable[[Any], Any] = lambda model: model
     schedule: bool = False
     network: type[nn.Layer] = Network
+    resumes: bool = False
+    """Whether the states of the serial run are loaded, too, before another step."""
 
 
 def of(name: str, rate: Any = 0.05, **options: Any) -> Callable[[Any], Any]:
@@ -108,7 +112,7 @@ DECAY = paddle.regularizer.L2Decay(0.1)
 CASES = {
     **{f"{name}, stage 1": Case(of(name), {"sharding_stage": 1}) for name in ELEMENTWISE},
     **{f"{name}, stage 0": Case(of(name), {"sharding_stage": 0}) for name in ("SGD", "Momentum", "AdamW", "RMSProp", "Lamb")},
-    "stage 2": Case(of("AdamW"), {"sharding_stage": 2}),
+    "stage 2": Case(of("AdamW"), {"sharding_stage": 2}, resumes=True),
     "clip": Case(of("Momentum", grad_clip=CLIP), {"sharding_stage": 1}),
     "clip, stage 0": Case(of("Momentum", grad_clip=CLIP), {"sharding_stage": 0}),
     "clip, stage 2": Case(of("Momentum", grad_clip=CLIP), {"sharding_stage": 2}),
@@ -176,22 +180,49 @@ def difference(ours: list[Any], theirs: list[Any]) -> float:
     return max((float(np.abs(a - b).max()) for a, b in pairs), default=0.0)
 
 
+def resumed(case: Case, plan: Any, model: Any, ours: Any, serial: Any, optimizer: Any) -> dict[str, float]:
+    """Differences of weights after more steps, of which other optimizers take the states over: those of the serial run, and
+    those of this one. Their names hold numbers that a process counts, so each is made as if it were the first."""
+    plain = {name: t.numpy() if isinstance(t, paddle.Tensor) else t for name, t in optimizer.state_dict().items()}
+    weights = [p.clone() for p in model.parameters()]
+    given = {"resumed from serial": plain, "resumed": dict(ours.state_dict())}
+    train(case, serial, optimizer, list(batches()))
+    found = {}
+    for name, state in given.items():
+        for parameter, value in zip(model.parameters(), weights, strict=True):
+            copy = value.clone()
+            parameter.get_tensor()._share_data_with(copy.get_tensor())
+        with paddle.utils.unique_name.guard():
+            again = plan.shard_optimizer(case.optimizer(model))
+            again.set_state_dict(state)
+            train(case, model, again, list(plan.shard_dataloader(list(batches()))))
+        found[name] = difference(list(model.parameters()), list(serial.parameters()))
+    return found
+
+
 def run(case: Case, degrees: dict[str, int]) -> dict[str, Any]:
     serial = built(case)
-    optimizer = case.optimizer(serial)
-    expected = train(case, serial, optimizer, list(batches()))
+    with paddle.utils.unique_name.guard():
+        optimizer = case.optimizer(serial)
+        expected = train(case, serial, optimizer, list(batches()))
     model = built(case)
     space = {"pp": 1, "recompute": "none"} | case.space | degrees | ({"sharding_stage": 0} if degrees["dp"] == 1 else {})
     plan = rbt.tune(model, input_spec=SPEC, search_space=space)
     plan.shard_layer(model)
-    ours = plan.shard_optimizer(case.optimizer(model))
-    losses = train(case, model, ours, list(plan.shard_dataloader(list(batches()))))
+    for block in getattr(model, "blocks", []):
+        block.runs = 0  # tracing ran them, too
+    with paddle.utils.unique_name.guard():
+        ours = plan.shard_optimizer(case.optimizer(model))
+        losses = train(case, model, ours, list(plan.shard_dataloader(list(batches()))))
+    runs = sum(block.runs for block in getattr(model, "blocks", [])) / len(losses)
     return {
         "losses": max(abs(a - b) for a, b in zip(losses, expected, strict=True)),
         "weights": difference(list(model.parameters()), list(serial.parameters())),
         "states": difference(states(ours), states(optimizer)),
         "held": size(states(ours)),
         "whole": size(states(optimizer)),
+        "runs": runs,
+        **(resumed(case, plan, model, ours, serial, optimizer) if case.resumes else {}),
     }
 
 
