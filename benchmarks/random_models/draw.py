@@ -46,7 +46,8 @@ def _attempt(random: Random, layouts: Sequence[str], entries: Sequence[str], cra
         return {**case, "outputs": []}
     case = pruned(case)
     divides = any(BLOCKS[s["op"]].divides for s in case["model"])
-    names = [n for n in layouts if divides or LAYOUTS[n][1] == 1]
+    heads = [s["at"]["heads"] for s in case["model"] if "heads" in s["at"]]
+    names = [n for n in layouts if LAYOUTS[n][1] == 1 or (divides and all(h % LAYOUTS[n][1] == 0 for h in heads))]
     if not names:
         return {**case, "outputs": []}
     layout = random.choices(names, [1 if n.endswith("4") else 2 for n in names])[0]
