@@ -91,16 +91,15 @@ def test_parts_are_put_together_and_copies_compared(tmp_path: Path) -> None:
     dims = {"weight w": [-1, 1], "weight b": [-1]}
     serial = answer(tmp_path, [1.0], whole, {name: [-1] * a.ndim for name, a in whole.items()})
     halves = [{"weight w": h, "weight b": whole["weight b"].copy()} for h in np.split(whole["weight w"], 2, axis=1)]
-    layout = {"dp": 1, "mp": 2}
     ranks = [answer(tmp_path, [1.0], h, dims, rank) for rank, h in enumerate(halves)]
-    assert compare(serial, ranks, layout).kind == ""
+    assert compare(serial, ranks).kind == ""
     halves[1]["weight b"][2] += 1e-3
-    assert compare(serial, [ranks[0], answer(tmp_path, [1.0], halves[1], dims, 1)], layout).kind == "copies"
+    assert compare(serial, [ranks[0], answer(tmp_path, [1.0], halves[1], dims, 1)]).kind == "copies"
     halves[0]["weight b"][2] += 1e-3
     ranks = [answer(tmp_path, [1.0], h, dims, rank) for rank, h in enumerate(halves)]
-    found = compare(serial, ranks, layout)
+    found = compare(serial, ranks)
     assert found.kind == "weight" and found.beyond(Difference(weight=1.0)) == "" and "weight b" in found.where
-    assert compare(serial, [{**r, "losses": [math.nan]} for r in ranks], layout).kind == "loss"
+    assert compare(serial, [{**r, "losses": [math.nan]} for r in ranks]).kind == "loss"
 
 
 def test_reasons_are_counted_without_their_numbers_and_names() -> None:

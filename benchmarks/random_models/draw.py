@@ -61,7 +61,7 @@ def _attempt(random: Random, layouts: Sequence[str], entries: Sequence[str], cra
         script["recompute"] = "none"  # its running means would be updated twice
     if entry == "dygraph" and script["recompute"] != "none":  # whole Layers of a LayerList
         script["recompute"] = "full" if any("times" in s for s in case["model"]) else "none"
-    if entry != "dygraph" and script["optimizer"] == "Momentum":
+    if script["optimizer"] == "Lamb":  # whose update reads whole weights
         script["zero"] = 0
     batch = random.choice([n for n in BATCHES if n % (dp * script["accumulate"]) == 0])
     return {"sizes": {"batch": batch}, **case, "script": script, "layout": {"dp": dp, "mp": mp}, "entry": entry}

@@ -54,7 +54,9 @@ LOSSES: dict[str, dict[str, Sequence[Any]]] = {
 }
 
 SCRIPT: dict[str, Sequence[Any]] = {
-    "optimizer": ("SGD", "Momentum", "AdamW", "Adam"),
+    "optimizer": (
+        "SGD", "Momentum", "AdamW", "Adam", "AdamW", "Adagrad", "RMSProp", "Adamax", "NAdam", "RAdam", "Adadelta", "Lamb",
+    ),
     "schedule": ("none", "step", "warmup", "cosine"),
     "clip": ("none", "global_norm", "norm", "value"),
     "accumulate": (1, 2, 4),

@@ -59,6 +59,7 @@ def install() -> None:
     parameter_attributes.install()
     clipping.install()
     patches.let_recomputed_ops_draw_the_same()
+    patches.let_recomputed_regions_read_what_is_kept()
     original = Engine._parallel_pir
 
     @functools.wraps(original)

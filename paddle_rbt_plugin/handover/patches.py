@@ -147,6 +147,26 @@ def let_recomputed_ops_draw_the_same() -> None:
     AutoParallelRecomputePIRPass.is_seed_used_by_dropout = stays
 
 
+def let_recomputed_regions_read_what_is_kept() -> None:
+    """Lets Paddle's recompute pass copy the last region first.
+
+    Reason: it copies the regions in program order, and what a copy reads of an earlier region is that region's copy, which
+    backward runs later: where a region reads more of another one than its last result, the program uses values before they are
+    made, and the process is aborted. Versions: 3.0 to 3.3.
+    """
+    from paddle.distributed.passes.auto_parallel_recompute_pir import AutoParallelRecomputePIRPass as Pass
+
+    original = Pass.get_segments
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def get_segments(self: Any) -> dict[Any, Any]:
+        return dict(sorted(original(self).items(), key=lambda item: item[1][0], reverse=True))
+
+    Pass.get_segments = get_segments
+
+
 def _reshard_through_whole(_: Any, source: Any, target: Any, value: Any, target_type: Any) -> Any:
     """A ``ReshardFunction.reshard`` that makes the whole tensor on every rank, and then what is wanted of it."""
     import paddle

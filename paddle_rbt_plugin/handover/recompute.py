@@ -25,6 +25,8 @@ from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.tuner import Constraint
 
 _MARK = RECOMPUTE_MARKS[0]
+_REPEATABLE = ("pd_op.assign_value_",)
+"""Ops that change their operands to what they are after the first time: a constant of the program."""
 
 
 def recomputes(plan: Plan) -> bool:
@@ -93,7 +95,8 @@ def _obstacle(program: Any) -> str | None:
     """Why the layers of a program cannot be run twice, if they cannot."""
     graph, ops = read_program(program, needs_loss=False), program.global_block().ops
     for op in (graph.ops[i] for block in cluster_layers(graph).blocks for i in block.ops):
-        if ops[op.source].name().endswith("_"):
+        name = ops[op.source].name()
+        if name.endswith("_") and name not in _REPEATABLE:
             return f"{op.name} in the layers changes its operands, and recomputation would do so twice"
     return None
 

@@ -11,16 +11,17 @@ from typing import Any
 
 import paddle
 
-ELEMENTWISE_UPDATES = frozenset(
-    {"adadelta_", "adagrad_", "adamax_", "asgd_", "momentum_", "nadam_", "radam_", "rmsprop_", "rprop_"}
-)
-"""Ops whose new parameter and states depend, element by element, on those of the old ones, and on numbers."""
+ELEMENTWISE = (
+    "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "Momentum", "NAdam", "RAdam", "RMSProp", "Rprop", "SGD",
+)  # fmt: skip
+"""Those of ``paddle.optimizer`` whose update of an element depends on its own gradient and states, and on numbers, only."""
+_WITHOUT_RULE = frozenset(f"pd_op.{name.lower()}_" for name in ELEMENTWISE) - {"pd_op.adam_", "pd_op.adamw_", "pd_op.sgd_"}
 
 
 def shard_updates(program: Any) -> None:
     """Lets the updates of a program that is still to be partitioned run on shards."""
     for op in program.global_block().ops:
-        if op.name().removeprefix("pd_op.") in ELEMENTWISE_UPDATES and op.dist_attr is not None:
+        if op.name() in _WITHOUT_RULE and op.dist_attr is not None:
             _run_on_shards(op)
 
 
