@@ -30,6 +30,7 @@ from paddle_rbt_plugin.errors import (
     TuningFinished,
     UnsupportedProgram,
 )
+from paddle_rbt_plugin.handover.checkpoint import load_checkpoint, save_checkpoint
 from paddle_rbt_plugin.handover.engine import engine_plan, install
 from paddle_rbt_plugin.handover.legacy.ops import legacy_static_ops
 from paddle_rbt_plugin.handover.replicas import check_replicas
@@ -62,6 +63,8 @@ __all__ = [
     "hookimpl",
     "hookspec",
     "legacy_static_ops",
+    "load_checkpoint",
     "parse_cluster",
+    "save_checkpoint",
     "tune",
 ]

@@ -298,6 +298,7 @@ _FORMS: Sequence[tuple[Any, str, Callable[..., Any]]] = (
     (paddle._C_ops, "concat", dygraph_wholes.concat),
     (paddle._C_ops, "matmul", dygraph_wholes.matmul),
     (paddle._C_ops, "bmm", dygraph_wholes.bmm),
+    (paddle.Tensor, "__matmul__", dygraph_wholes.matmul_operator),
     (sys.modules[dygraph_wholes.EINSUM], "einsum_v2", dygraph_wholes.einsum),
 )
 """Where Paddle keeps an op that has another form, its name there, and the form, which answers None where it does not apply."""

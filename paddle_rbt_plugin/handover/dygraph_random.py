@@ -43,12 +43,21 @@ def install(model: Any, mesh: ProcessMesh) -> None:
             setattr(paddle._C_ops, name, _on_shards(name, getattr(paddle._C_ops, name)))
     if all(known != mesh for _, known in _meshes):
         _meshes.append((paddle_mesh(mesh), mesh))
-    seed = common_seed()
+    restart(model, common_seed())
+
+
+def restart(model: Any, seed: int) -> None:
+    """Begins the streams of a sharded model anew, from a seed that is the same on all ranks."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         paddle.seed(hashed(seed, "script"))
     _set_shared_stream(hashed(seed, "dygraph"))
     _seed_lazy_weights(hashed(seed, "weights"))
     _run_forward_on_stream(model, hashed(seed, "forward"))
+
+
+def is_on_streams(model: Any) -> bool:
+    """Whether a model draws from streams that all ranks share."""
+    return getattr(model, "_rule_based_stream", None) is not None
 
 
 def _seed_lazy_weights(seed: int) -> None:

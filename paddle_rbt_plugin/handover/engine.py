@@ -55,6 +55,7 @@ def install() -> None:
     patches.give_distributed_strategy_tuning()
     engine_life.install(_tune)
     patches.let_shards_become_partial()
+    patches.let_averages_be_sums()
     parameter_attributes.install()
     clipping.install()
     patches.let_recomputed_ops_draw_the_same()

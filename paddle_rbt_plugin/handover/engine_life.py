@@ -26,7 +26,7 @@ from paddle.distributed.auto_parallel.static.callbacks import config_callbacks
 from paddle.distributed.auto_parallel.static.engine import Engine
 
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.handover import engine_programs
+from paddle_rbt_plugin.handover import checkpoint, engine_programs, inference
 from paddle_rbt_plugin.handover.engine_data import Batch, Reader, engine_specs, inputs_of_prediction, spec_of
 from paddle_rbt_plugin.handover.engine_outputs import Layout, dygraph, whole
 from paddle_rbt_plugin.handover.engine_programs import Prepared, current, fetches, inner, ready
@@ -35,12 +35,14 @@ from paddle_rbt_plugin.handover.engine_programs import Prepared, current, fetche
 def install(tune: Callable[[Any, str], Any]) -> None:
     """Replaces the methods of the engine; ``tune`` plans its program. Engines of legacy programs keep Paddle's."""
 
-    engine_programs.install(tune)
+    engine_programs.install(tune, checkpoint.resume)
     replacements: dict[str, Callable[..., Any]] = {
         "fit": fit,
         "evaluate": evaluate,
         "predict": predict,
         "run": run,
+        "save": save,
+        "load": load,
         "_switch_mode": _switch_mode,
         "_prepare_dataloader": _dataloader,
         "_prepare_logger": _no_logs,
@@ -207,6 +209,20 @@ def run(engine: Any, data: Any = None, feed: Any = None, fetch_list: Any = None,
     made, extra = _execute(engine, prepared, fed, prepared.loss_names, list(named.values()))
     loss = whole(prepared.loss, made.get(prepared.loss_names[0])) if prepared.loss is not None else None
     return {"outputs": loss, "loss": loss} | dict(zip(named, extra, strict=True))
+
+
+def save(engine: Any, path: str, training: bool = True) -> None:
+    """``Engine.save``: a checkpoint (see ``checkpoint``), the folder ``path``; without ``training`` the serial model to predict
+    with, as ``paddle.jit.save`` writes it."""
+    if training:
+        checkpoint.save_checkpoint(path, engine)
+    else:
+        inference.save(engine, path)
+
+
+def load(engine: Any, path: str, strict: bool = True, load_optimizer: bool = True) -> dict[str, Any]:
+    """``Engine.load``: reads a checkpoint that was saved under any plan, before or after the engine is prepared."""
+    return checkpoint.load_checkpoint(path, engine, strict=strict, with_optimizer=load_optimizer)
 
 
 def _execute(

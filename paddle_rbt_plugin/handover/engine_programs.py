@@ -59,9 +59,10 @@ def shapes_of(inputs_spec: list[Any], labels_spec: list[Any]) -> tuple[Any, ...]
     return tuple((tuple(spec.shape), str(spec.dtype)) for spec in (*inputs_spec, *labels_spec))
 
 
-def install(tune: Callable[[Any, str], Any]) -> None:
-    """Wraps the engine where it prepares a program, where it changes between modes, and where it marks outputs; ``tune`` plans
-    the program of an engine."""
+def install(tune: Callable[[Any, str], Any], resume: Callable[[Any, str], None]) -> None:
+    """Wraps the engine where it prepares a program, where it changes between modes, and where it marks outputs.
+
+    ``tune`` plans the program of an engine in a mode; ``resume`` is called when it is prepared."""
     prepare, to_mode = Engine._prepare_program, Engine.to_mode
 
     @functools.wraps(prepare)
@@ -70,7 +71,9 @@ def install(tune: Callable[[Any, str], Any]) -> None:
             return prepare(engine, mode, *args, **kwargs)
         if mode != "train" and is_enabled(engine._strategy.tuning) and engine_plan(engine) is None:
             plan_before_training(engine, mode, tune)
-        return _prepare(functools.partial(prepare, engine, mode, *args, **kwargs), engine, mode)
+        result = _prepare(functools.partial(prepare, engine, mode, *args, **kwargs), engine, mode)
+        resume(engine, mode)
+        return result
 
     @functools.wraps(to_mode)
     def change_mode(engine: Any, mode: str) -> None:

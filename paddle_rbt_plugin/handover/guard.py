@@ -70,9 +70,10 @@ def compared(engine: Any, mode: str, plan: Plan, serial: Any, zero_stage: int) -
 def _check(engine: Any, mode: str, plan: Plan, serial: Any, zero_stage: int, program: Any, gradients: Any) -> None:
     train, strategy = mode == "train", engine._strategy
     graph = read_program(serial, serial.get_output_value_by_name(engine._loss_names[0]) if train else None, needs_loss=train)
-    leaves = placements_for(graph, plan, getattr(engine, REPLICATED, False))
-    if train:
+    if any(t.name not in plan.tensors for t in graph.params):  # a loaded plan, of a process that named them otherwise
         leaves = {name: t.placement for name, t in plan.leaves(graph).items()}
+    else:
+        leaves = placements_for(graph, plan, getattr(engine, REPLICATED, False))
     rank, meshes = paddle.distributed.get_rank(), meshes_of(plan)
     stage = next((i for i, mesh in enumerate(meshes) if rank in mesh.ranks), 0)
     recomputed = strategy.recompute.enable and not is_marked(serial)

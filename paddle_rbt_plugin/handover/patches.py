@@ -45,7 +45,7 @@ def enable_static_training_on_cpu(meshes: Sequence[Any]) -> None:
     Reason: ``ProcessGroup.instantiate`` asserts a CUDA device; group ids are counted per rank while gloo's store keys hold
     nothing but the id, so ranks that create their groups in different orders wait for each other forever;
     ``ProgramHelper.init_pir`` runs a barrier that only NCCL has, and so are reduce-scatter and all-to-all, which become an
-    all-reduce or all-gather and a slice, and averages, which become sums that are divided. Versions: 3.0 to 3.3.
+    all-reduce or all-gather and a slice. Versions: 3.0 to 3.3.
 
     Raises TunerError for a mesh with two active axes: there every ring of the CPU executor behaves as the first one used,
     and the results are wrong without an error (native Paddle included).
@@ -62,10 +62,7 @@ def enable_static_training_on_cpu(meshes: Sequence[Any]) -> None:
                 "GPUs, through plan.shard_layer (dygraph), or restrict the search to one axis, e.g. search_space={'mp': 1}"
             )
     from paddle.distributed.auto_parallel.static.reshard_funcs import p_to_s_reshard_func, s_to_s_reshard_func
-    from paddle.distributed.auto_parallel.static.reshard_funcs.p_to_r_reshard_func import PToRReshardFunction
 
-    if not hasattr(PToRReshardFunction.reshard, "__wrapped__"):
-        PToRReshardFunction.reshard = _averaging_after_summing(PToRReshardFunction.reshard)
     p_to_s_reshard_func.PToSReshardFunction.reshard = _reshard_through_whole
     s_to_s_reshard_func.SToSReshardFunction.reshard = _reshard_through_whole
     process_group.ProcessGroup.instantiate = _instantiate_gloo
@@ -78,21 +75,29 @@ def enable_static_training_on_cpu(meshes: Sequence[Any]) -> None:
         process_group.new_process_group(sorted(int(rank) for rank in ranks.flatten()))
 
 
-def _averaging_after_summing(original: Any) -> Any:
-    """A ``ReshardFunction.reshard`` from partial to replicated that has no use for ``ReduceType.kRedAvg``."""
+def let_averages_be_sums() -> None:
+    """Lets partial averages be made whole where no communication can average: between CPUs, and on a single rank.
+
+    Reason: gloo has no such reduction; and Paddle removes reductions of a single rank, for which it makes no communicator, but
+    for averages, which then end the first step. Versions: 3.0 to 3.3.
+    """
     import paddle
     from paddle.distributed import ReduceType
+    from paddle.distributed.auto_parallel.static.reshard_funcs.p_to_r_reshard_func import PToRReshardFunction
+
+    original = PToRReshardFunction.reshard
 
     @functools.wraps(original)
     def reshard(function: Any, source: Any, target: Any, value: Any, target_type: Any) -> Any:
-        if source.partial_status[0] != ReduceType.kRedAvg:
-            return original(function, source, target, value, target_type)
         mesh = source.process_mesh
+        can_average = paddle.is_compiled_with_cuda() and len(mesh.process_ids) > 1
+        if can_average or source.partial_status[0] != ReduceType.kRedAvg:
+            return original(function, source, target, value, target_type)
         summands = paddle.base.libpaddle.pir.create_tensor_dist_attribute(mesh, source.dims_mapping, {0: ReduceType.kRedSum})
         total = original(function, summands, target, value, target_type)
-        return paddle.scale(total, 1.0 / len(mesh.process_ids))
+        return total if len(mesh.process_ids) == 1 else paddle.scale(total, 1.0 / len(mesh.process_ids))
 
-    return reshard
+    PToRReshardFunction.reshard = reshard
 
 
 def _instantiate_gloo(group: Any) -> None:
