@@ -20,6 +20,7 @@ from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.cost.recompute import run_again
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.handover.recompute import constraints, is_allowed, is_marked, mark, recomputes, switched_on
+from paddle_rbt_plugin.handover.structure import verify
 from paddle_rbt_plugin.handover.trace import Trace
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.plan.plan import Plan
@@ -148,6 +149,13 @@ def test_backward_runs_no_op_again_that_nothing_reads_and_communicates_no_value_
     assert [(k.type, k.collectives) for k in again.values()] == [("matmul", ()), ("reshard", reduced(h))]
     whole = run_again(forward, (0, 1), whole=True)
     assert [k.type for k in whole.values()] == ["matmul", "add"]
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_what_backward_runs_again_of_layers_that_drop_values_is_predicted(recompute: str) -> None:
+    traced = traced_gpt(replace(SMALL_GPT, dropout=0.1))
+    (compared,) = verify(planned(traced, recompute), traced.graph, traced.program)
+    assert compared.differences == ()
 
 
 def test_backward_keeps_what_random_ops_drew_unless_they_read_a_seed() -> None:

@@ -89,7 +89,7 @@ def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], seeds: Seeds, cu
     else:
         attrs = plain_attrs(op)
         if draws(name, attrs):
-            built = seeds.build(name, attrs, inputs, mesh, paddle_mesh(mesh))
+            built = seeds.build(name, attrs, inputs, op.result(0), mesh, paddle_mesh(mesh))
         else:
             built = build_op(name, attrs, inputs, op.result(0), mesh, forms)
         results = _results(built[-1])

@@ -18,7 +18,7 @@ from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.graph.pir import plain_attrs
 from paddle_rbt_plugin.graph.random_ops import SEED_OP, SEED_OPERANDS, STREAM_ATTRIBUTES, canonical, draws_whole
 from paddle_rbt_plugin.handover.random_streams import PREFIX, coordinates, hashed, register, stream_name
-from paddle_rbt_plugin.handover.rewrite import rank_on
+from paddle_rbt_plugin.handover.rewrite import build_op, rank_on
 
 _SEED = f"pd_op.{SEED_OP}"
 
@@ -30,38 +30,48 @@ class Seeds:
         self._count = 0
 
     def build(
-        self, name: str, attrs: Mapping[str, Any], inputs: Mapping[str, Sequence[Any]], mesh: ProcessMesh, target: Any
+        self,
+        name: str,
+        attrs: Mapping[str, Any],
+        inputs: Mapping[str, Sequence[Any]],
+        result: Any,
+        mesh: ProcessMesh,
+        target: Any,
     ) -> list[Any]:
-        """Builds an op that draws random numbers on distributed inputs by slot; ``target`` is the mesh as Paddle's own. Returns
-        the ops built, the last of which has the op's results."""
+        """Builds an op that draws random numbers; arguments and what is returned are those of ``build_op``, and ``target`` is
+        the mesh as Paddle's own."""
         slot = SEED_OPERANDS.get(canonical(name))
         seed_op = None if slot is None or inputs.get(slot) else new_seed_op(target)
-        op = producer_of(call_op(name, attrs.items(), inputs)[0])
+        built = build_op(name, attrs, inputs, result, mesh, ())
+        op = built[-1]
         shard = coordinates(placement_of(op.result(0)), mesh, rank_on(mesh))
         stream = stream_name(self._count, shard)
         self._count += 1
         if draws_whole(name, attrs):
-            return _of_whole(op, name, attrs, inputs, target) if shard else [op]
+            return self._of_whole(built, name, attrs, inputs, target) if shard else built
         if slot is None:
             op.set_str_attr(STREAM_ATTRIBUTES[canonical(name)], stream)
         if seed_op is None:
-            return [op]
+            return built
         if attrs.get("fix_seed"):
             seed_op.set_int_attr("seed", hashed(attrs["seed"], shard))
             seed_op.set_bool_attr("deterministic", False)
         else:
             seed_op.set_str_attr("rng_name", stream)
         _set_operand(op, op.get_input_names().index(slot), seed_op.result(0))
-        return [seed_op, op]
+        return [seed_op, *built]
 
-
-def _of_whole(op: Any, name: str, attrs: Mapping[str, Any], inputs: Mapping[str, Sequence[Any]], target: Any) -> list[Any]:
-    """The op built again on replicated operands: all ranks draw from generators in one state, so shards would be alike."""
-    op.erase()
-    everywhere = [paddle.distributed.Replicate()] * len(target.shape)
-    whole = {slot: [paddle._C_ops.reshard(v, target, everywhere) for v in values] for slot, values in inputs.items()}
-    op = producer_of(call_op(name, attrs.items(), whole)[0])
-    return [*(v.get_defining_op() for values in whole.values() for v in values), op]
+    @staticmethod
+    def _of_whole(
+        built: Sequence[Any], name: str, attrs: Mapping[str, Any], inputs: Mapping[str, Sequence[Any]], target: Any
+    ) -> list[Any]:
+        """The op built again on replicated operands: all ranks draw from generators in one state, so shards would be alike."""
+        for op in reversed(built):
+            op.erase()
+        everywhere = [paddle.distributed.Replicate()] * len(target.shape)
+        whole = {slot: [paddle._C_ops.reshard(v, target, everywhere) for v in values] for slot, values in inputs.items()}
+        op = producer_of(call_op(name, attrs.items(), whole)[0])
+        return [*(v.get_defining_op() for values in whole.values() for v in values), op]
 
 
 def _set_operand(op: Any, position: int, value: Any) -> None:
