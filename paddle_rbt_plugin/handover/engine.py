@@ -28,6 +28,7 @@ from paddle_rbt_plugin.handover import (
     parameter_attributes,
     patches,
     recompute,
+    updates,
     zero,
 )
 from paddle_rbt_plugin.handover.engine_programs import REPLICATED
@@ -67,6 +68,7 @@ def install() -> None:
         if is_enabled(engine._strategy.tuning):
             strategy, serial = own_strategy(engine), engine._fwd_main_progs[mode]
             _stop_gradients_at_data(serial)
+            updates.check_optimizer(engine._optimizer)
             plan = _tune(engine, mode)
             stage = zero.stage_of(plan, strategy, engine._optimizer) if mode == "train" else 0
             recomputed = recompute.switched_on(strategy, engine._fwd_main_progs[mode], plan)

@@ -2,7 +2,7 @@
 
 Paddle has rules for the ops of SGD, Adam and AdamW. For those of others it gathers parameter, gradient and states, updates all
 of them on every rank, and keeps a part. Where an update treats every element by itself, the op runs on shards as it stands:
-its tensors lie as the states do, or, where there are none, as the parameter does.
+its tensors lie as the parameter does, or as the states where ZeRO divides those further.
 """
 
 from __future__ import annotations
@@ -11,11 +11,30 @@ from typing import Any
 
 import paddle
 
+from paddle_rbt_plugin.completion import Placement
+from paddle_rbt_plugin.completion.oracle import set_placement
+from paddle_rbt_plugin.errors import TunerError
+
 ELEMENTWISE = (
     "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "Momentum", "NAdam", "RAdam", "RMSProp", "Rprop", "SGD",
 )  # fmt: skip
 """Those of ``paddle.optimizer`` whose update of an element depends on its own gradient and states, and on numbers, only."""
 _WITHOUT_RULE = frozenset(f"pd_op.{name.lower()}_" for name in ELEMENTWISE) - {"pd_op.adam_", "pd_op.adamw_", "pd_op.sgd_"}
+
+
+_NOT_IN_PIR = {
+    "ASGD": "keeps gradients of past batches in one tensor, whose placement Paddle does not know",
+    "LBFGS": "evaluates the loss several times in a step",
+    "RMSProp": "has an op that ends the process when Paddle builds it on distributed tensors",
+}
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raises TunerError for an optimizer that does not run in distributed PIR programs."""
+    for name, reason in _NOT_IN_PIR.items():
+        if isinstance(optimizer, getattr(paddle.optimizer, name, ())):
+            others = ", ".join(n for n in ELEMENTWISE if n not in _NOT_IN_PIR)
+            raise TunerError(f"{name} {reason}; train with another optimizer ({others}), or in dygraph with plan.shard_layer")
 
 
 def shard_updates(program: Any) -> None:
@@ -31,7 +50,10 @@ def _run_on_shards(op: Any) -> None:
     parameter, attr = slots["param"], op.dist_attr
     like = [v for v in op.operands_source() if v.initialized() and v.shape == parameter.shape]
     states = [v for v in like if v.id not in (parameter.id, slots["grad"].id)]
-    target = (states or [parameter])[0].dist_attr()
+    target = max((parameter, *states), key=lambda v: sum(axis >= 0 for axis in v.dist_attr().dims_mapping)).dist_attr()
+    for state in states:  # some optimizers make theirs whole
+        if state.dist_attr() != target:
+            set_placement(state, target.process_mesh, Placement(tuple(target.dims_mapping)))
     operands = [
         target if v.initialized() and v.shape == parameter.shape else attr.operand(i)
         for i, v in enumerate(op.operands_source())
