@@ -98,7 +98,8 @@ def _optimizer(case: Case, model: nn.Layer) -> tuple[Any, Any]:
         "value": lambda: nn.ClipGradByValue(0.05),
     }[script["clip"]]()
     more: dict[str, Any] = {"epsilon": EPSILON} if name not in ("SGD", "Momentum", "Rprop", "Lamb") else {}
-    more |= {"weight_decay": script["decay"]} if script["decay"] or name == "AdamW" else {}
+    decay = "lamb_weight_decay" if name == "Lamb" else "weight_decay"
+    more |= {decay: script["decay"]} if script["decay"] or name == "AdamW" else {}
     if name == "AdamW" and script["decay_of"] == "matrices":
         more["apply_decay_param_fun"] = lambda parameter: ".w_" in parameter and "norm" not in parameter
     made = getattr(paddle.optimizer, name)(schedule or rate, parameters=model.parameters(), grad_clip=clip, **more)

@@ -45,7 +45,8 @@ def enable_static_training_on_cpu(meshes: Sequence[Any]) -> None:
     Reason: ``ProcessGroup.instantiate`` asserts a CUDA device; group ids are counted per rank while gloo's store keys hold
     nothing but the id, so ranks that create their groups in different orders wait for each other forever;
     ``ProgramHelper.init_pir`` runs a barrier that only NCCL has, and so are reduce-scatter and all-to-all, which become an
-    all-reduce or all-gather and a slice. Versions: 3.0 to 3.3.
+    all-reduce or all-gather and a slice; and the executor starts several threads, which run ops that do not depend on each
+    other in any order, so that ranks may meet in different collectives. Versions: 3.0 to 3.3.
 
     Raises TunerError for a mesh with two active axes: there every ring of the CPU executor behaves as the first one used,
     and the results are wrong without an error (native Paddle included).
@@ -66,6 +67,7 @@ def enable_static_training_on_cpu(meshes: Sequence[Any]) -> None:
     p_to_s_reshard_func.PToSReshardFunction.reshard = _reshard_through_whole
     s_to_s_reshard_func.SToSReshardFunction.reshard = _reshard_through_whole
     process_group.ProcessGroup.instantiate = _instantiate_gloo
+    paddle.set_flags({"FLAGS_enable_pir_in_executor_trace_run": True})
     paddle._legacy_C_ops.barrier = lambda *_: paddle.distributed.barrier()
     for mesh in meshes:
         ranks = np.array(mesh.process_ids).reshape(mesh.shape)
