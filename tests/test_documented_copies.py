@@ -17,8 +17,8 @@ _SEED = re.compile(r"^paddle\.seed\(.*\n", re.MULTILINE)
 
 
 def training_scripts() -> Iterator[tuple[str, Path, str]]:
-    """The name, the page and the text of every script that trains with several processes: one that the page launches, or a block
-    that fits an engine, with what the page sets up for it."""
+    """The name, the page and the text of every script that trains with several processes: one that the page launches, or a
+    block that fits an engine, with what the page sets up for it."""
     for page in PAGES:
         on_page = list(blocks(page))
         launched = [word for b in on_page if "distributed.launch" in b.code for word in b.code.split() if word.endswith(".py")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,11 @@ from launching import launch_all
 
 from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.completion import Placement
+from paddle_rbt_plugin.completion.oracle import Operand, Oracle, Question, placement_of
 from paddle_rbt_plugin.graph.random_ops import DEVICE_OPS, RANDOM_OPS, SEED_OPERANDS, STREAM_ATTRIBUTES, draws
-from paddle_rbt_plugin.handover.random_streams import Streams, coordinates, hashed, seeded
+from paddle_rbt_plugin.handover.random_streams import Source, Streams, coordinates, hashed, seeded
+from paddle_rbt_plugin.handover.replay import annotate
+from paddle_rbt_plugin.handover.structure import as_rank
 
 MODES = ("static", "dygraph")
 ELEMENTWISE = ("dropout", "another dropout", "alpha_dropout", "bernoulli", "poisson", "uniform", "gaussian", "randint", "rrelu")
@@ -85,6 +89,7 @@ def test_one_seed_gives_one_training_and_another_seed_another(ranks: list) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("axis", ["mp", "dp"])
 def test_recomputation_draws_the_masks_of_the_forward_pass(ranks: list, axis: str) -> None:
+    assert ranks[0]["dygraph mp full"]["losses"] == ranks[0]["dygraph mp"]["losses"]
     for rank in ranks:
         again = rank[f"{axis} full"]
         assert "dropout" in again["recomputed"]
@@ -114,6 +119,42 @@ def test_a_check_names_the_replica_that_differs_and_its_ranks(ranks: list, run: 
         )
 
 
+def annotated(build: Callable[[Any], Any], placement: Placement, rank: int) -> Any:
+    """A program on a mesh of two ranks, as one of them builds it."""
+    paddle.enable_static()
+    try:
+        program = paddle.static.Program()
+        with paddle.static.program_guard(program):
+            build(paddle.static.data("x", [8, 16], "float32"))
+        with as_rank(rank):
+            annotate(program, ProcessMesh(("mp",), (2,), (0, 1)), {"x": placement})
+        return program
+    finally:
+        paddle.disable_static()
+
+
+@pytest.mark.parametrize(("placement", "masks"), [(Placement((-1, 0)), 2), (Placement((-1, -1)), 1)], ids=["shards", "copies"])
+def test_a_fixed_seed_gives_every_shard_a_mask_of_its_own_and_all_copies_one(placement: Placement, masks: int) -> None:
+    def build(x: Any) -> Any:
+        return paddle._C_ops.dropout(x, None, 0.5, False, "upscale_in_train", 7, True)
+
+    programs = [annotated(build, placement, rank) for rank in (0, 1)]
+    seeds = [op.attrs() for program in programs for op in program.global_block().ops if op.name() == "pd_op.seed"]
+    assert len(seeds) == 2
+    assert len({seed["seed"] for seed in seeds}) == masks
+    assert not any(seed["deterministic"] for seed in seeds)
+
+
+def test_an_op_that_draws_from_the_generator_of_the_device_gets_whole_operands() -> None:
+    program = annotated(paddle.bernoulli, Placement((0, -1)), 0)
+    (drawing,) = (op for op in program.global_block().ops if op.name() == "pd_op.bernoulli")
+    assert drawing.operand_source(0).get_defining_op().name() == "dist_op.reshard"
+    assert placement_of(drawing.result(0)) == Placement((-1, -1))
+    question = Question("bernoulli", (), (("x", (Operand((8, 16), "float32", Placement((0, -1)), True),)),))
+    (use,) = Oracle(ProcessMesh(("mp",), (2,), (0, 1))).forward(question).uses
+    assert (use.have, use.need) == (Placement((0, -1)), Placement((-1, -1)))
+
+
 def test_every_random_op_takes_its_stream_in_one_way() -> None:
     assert not SEED_OPERANDS.keys() & STREAM_ATTRIBUTES.keys()
     assert not DEVICE_OPS & {*SEED_OPERANDS, *STREAM_ATTRIBUTES}
@@ -139,7 +180,7 @@ def test_the_axes_that_shard_a_result_choose_its_stream() -> None:
 
 
 def test_a_step_starts_from_its_own_seed_and_gives_the_generator_back() -> None:
-    streams = Streams(3, ("rule_based_tuner/test",), device="")
+    streams = Streams(Source(3), ("rule_based_tuner/test",), device="")
     paddle.seed(1)
     outside = paddle.rand([4]).tolist()
     paddle.seed(1)
@@ -148,7 +189,7 @@ def test_a_step_starts_from_its_own_seed_and_gives_the_generator_back() -> None:
     assert paddle.rand([4]).tolist() == outside
     with streams.of_next_step():
         assert paddle.rand([4]).tolist() != first
-    streams.step = 0
+    streams.source.step = 0
     paddle.seed(2)
     with streams.of_next_step():
         assert paddle.rand([4]).tolist() == first

@@ -156,9 +156,10 @@ class Kernels:
             if gradients.get(t):
                 total, summed = self.summed(t, gradients[t])
                 kernels += summed
-                if total.partial and op.type not in GRADIENTS_MAY_BE_PARTIAL:
-                    finished += self.changes(self.gradient(t, total), total.finished(), "backward")
-                    total = total.finished()
+                if op.type not in GRADIENTS_MAY_BE_PARTIAL:
+                    target = total.of_gradient(self.placements[t])
+                    finished += self.changes(self.gradient(t, total), target, "backward")
+                    total = target
             arriving.append(total)
         done: set[tuple[Source, Placement]] = set()
         for built in self.oracle.backward(self._question(op, self._form(op), tuple(arriving))):

@@ -18,6 +18,7 @@ from typing import Any
 
 import paddle
 import paddle.distributed as dist
+from paddle.distributed.auto_parallel import random as lazy_weights
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.placement import Placement
@@ -28,6 +29,8 @@ from paddle_rbt_plugin.handover.replay import paddle_mesh
 _SHARED = f"{PREFIX}/dygraph"
 _meshes: list[tuple[Any, ProcessMesh]] = []
 """Those of Paddle on which random ops draw so, and each as a mesh of a plan."""
+_seeds: list[int] = []
+"""Those that the shared stream has started from."""
 _shards: dict[tuple[Any, ...], str] = {}
 """Which shard of its result an op makes on this rank, by its name and by where its operands lie."""
 
@@ -45,14 +48,25 @@ def install(model: Any, mesh: ProcessMesh) -> None:
 
 def restart(model: Any, seed: int) -> None:
     """Begins the streams of a sharded model anew, from a seed that is the same on all ranks."""
-    paddle.seed(seed)
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        paddle.seed(hashed(seed, "script"))
     _set_shared_stream(hashed(seed, "dygraph"))
+    _seed_lazy_weights(hashed(seed, "weights"))
     _run_forward_on_stream(model, hashed(seed, "forward"))
 
 
 def is_on_streams(model: Any) -> bool:
     """Whether a model draws from streams that all ranks share."""
     return getattr(model, "_rule_based_stream", None) is not None
+
+
+def _seed_lazy_weights(seed: int) -> None:
+    """Lets weights that were built under ``LazyGuard`` follow the seed, too, where the script does not seed them itself. Paddle
+    draws them by placement when they are initialized, from a constant."""
+    if not lazy_weights.is_enable_auto_rand_ctrl():
+        lazy_weights._basic_seed = seed
+        lazy_weights._rng_name_to_seed.clear()
+        lazy_weights._rng_name_to_states.clear()
 
 
 def _spellings() -> Iterator[str]:
@@ -67,6 +81,7 @@ def _tracker() -> Any:
 
 def _set_shared_stream(seed: int) -> None:
     tracker = _tracker()
+    _seeds.append(seed)
     if _SHARED not in tracker.states_:
         tracker.add(_SHARED, seed)
         tracker.seeds_.discard(seed)  # fleet refuses to add a seed twice, which no other stream of its need know
@@ -81,6 +96,8 @@ def _on_shards(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         mesh = next((mesh for known, mesh in _meshes for t in tensors if t.process_mesh == known), None)
         if mesh is None:
             return original(*args, **kwargs)
+        if _SHARED not in _tracker().states_:  # fleet has been initialized since, and starts its streams anew
+            _set_shared_stream(_seeds[-1])
         with _tracker().rng_state(_SHARED):
             number = device_generator().random()
         key = (name, *(str(t.placements) for t in tensors), str(mesh))

@@ -25,7 +25,6 @@ from paddle_rbt_plugin.handover import (
     engine_random,
     forward_loss,
     gradient_merge,
-    guard,
     parameter_attributes,
     patches,
     recompute,
@@ -51,6 +50,8 @@ def install() -> None:
     forward_loss.install()
     if not hasattr(Engine, "_parallel_pir"):  # Paddle 2.6 trains legacy programs only
         return
+    from paddle_rbt_plugin.handover import guard  # it reads what Paddle 2.6 lacks
+
     patches.give_distributed_strategy_tuning()
     engine_life.install(_tune)
     patches.let_shards_become_partial()

@@ -21,7 +21,6 @@ from paddle.distributed.auto_parallel.static.helper import ProxyLayer
 
 from paddle_rbt_plugin.handover.engine_data import engine_specs
 from paddle_rbt_plugin.handover.engine_outputs import Layout
-from paddle_rbt_plugin.handover.engine_random import streams_of
 from paddle_rbt_plugin.handover.engine_state import engine_plan
 from paddle_rbt_plugin.handover.first_plan import plan_before_training
 from paddle_rbt_plugin.handover.strategy import is_enabled
@@ -134,13 +133,10 @@ def _prepare(prepare: Any, engine: Any, mode: str) -> Any:
     if mode == "train" and known is not None:  # Paddle cannot append the same optimizer to a second program
         engine._optimizer = _fresh_optimizer(engine)
     engine._executor = engine._job_plan = None
-    streams = streams_of(engine, mode)
     with _evaluating(engine) if mode != "train" else nullcontext():
         result = prepare()
     if mode != "train":
         _initialize(engine, mode)
-    if streams is not None and (others := streams_of(engine, mode)):  # random numbers go on
-        others.seed, others.step = streams.seed, streams.step
     prepared = _prepared(engine, mode)
     programs = vars(engine).setdefault(_PROGRAMS, {})
     programs.setdefault((mode, getattr(engine, REPLICATED, False), prepared.shapes), prepared)

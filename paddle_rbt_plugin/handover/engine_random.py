@@ -14,11 +14,11 @@ from paddle.distributed.auto_parallel.static.engine import Engine
 
 from paddle_rbt_plugin.handover.copies import SharedOnTheWay, share_all
 from paddle_rbt_plugin.handover.legacy import random as legacy_random
-from paddle_rbt_plugin.handover.random_streams import Streams, common_seed
+from paddle_rbt_plugin.handover.random_streams import Source, Streams, common_seed
 from paddle_rbt_plugin.handover.seeds import draws_from_device, stream_names
 from paddle_rbt_plugin.handover.strategy import is_enabled
 
-_STREAMS = "rule_based_streams"
+_STREAMS, _LATEST, _SOURCE = "rule_based_streams", "rule_based_latest", "rule_based_random"
 
 
 def install() -> None:
@@ -31,8 +31,10 @@ def install() -> None:
             return initialize(engine, mode, *args, **kwargs)
         start = _initialize_pir if getattr(engine, "_in_pir_mode", False) else _initialize_legacy
         result = start(functools.partial(initialize, engine, mode, *args, **kwargs), engine, mode)
-        if engine._executor is not None and _STREAMS not in vars(engine._executor):
-            _run_on_streams(engine)
+        executor = engine._executor
+        if executor is not None and _STREAMS not in vars(executor):
+            vars(executor)[_STREAMS] = True
+            executor.run = _on_streams(engine, executor.run)
         return result
 
     Engine._initialize = with_common_weights
@@ -45,14 +47,38 @@ def keep_streams(engine: Any, mode: str, program: Any) -> None:
 
 def set_streams(engine: Any, mode: str, names: Sequence[str], device: str | None) -> None:
     """Remembers the random streams of a mode by name, and the shard that ops make which draw from the device's generator."""
-    if names or device is not None:
-        vars(engine).setdefault(_STREAMS, {})[mode] = Streams(common_seed(), tuple(names), device)
+    vars(engine).setdefault(_STREAMS, {})[mode] = Streams(source_of(engine), tuple(names), device)
+    vars(engine)[_LATEST] = mode
+
+
+def source_of(engine: Any) -> Source:
+    """What the random numbers of an engine come from: the seed that all ranks share, and the number of runs. Both can be set,
+    alike on all ranks."""
+    if _SOURCE not in vars(engine):
+        vars(engine)[_SOURCE] = Source(common_seed())
+    found: Source = vars(engine)[_SOURCE]
+    return found
 
 
 def streams_of(engine: Any, mode: str) -> Streams | None:
-    """The random streams of an engine's program; None where it draws no random numbers."""
+    """The random streams of an engine's program of a mode, the one that was prepared last."""
     found: Streams | None = vars(engine).get(_STREAMS, {}).get(mode)
     return found
+
+
+def _on_streams(engine: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    """An executor's ``run`` on the streams of the next step. In PIR each program has an executor; legacy ones share one."""
+    own = streams_of(engine, vars(engine).get(_LATEST, "")) if getattr(engine, "_in_pir_mode", False) else None
+
+    @functools.wraps(run)
+    def run_step(*args: Any, **kwargs: Any) -> Any:
+        streams = own or streams_of(engine, engine._mode)
+        if streams is None:
+            return run(*args, **kwargs)
+        with streams.of_next_step():
+            return run(*args, **kwargs)
+
+    return run_step
 
 
 def _initialize_pir(initialize: Callable[[], Any], engine: Any, mode: str) -> Any:
@@ -87,19 +113,3 @@ def _init_shared(init_pir: Any, helper: Any, *args: Any) -> Any:
         return init_pir(*args)
     finally:
         concrete.parameters = before
-
-
-def _run_on_streams(engine: Any) -> None:
-    executor = engine._executor
-    run = executor.run
-
-    @functools.wraps(run)
-    def run_step(*args: Any, **kwargs: Any) -> Any:
-        streams = streams_of(engine, engine._mode)
-        if streams is None:
-            return run(*args, **kwargs)
-        with streams.of_next_step():
-            return run(*args, **kwargs)
-
-    executor.run = run_step
-    setattr(executor, _STREAMS, True)

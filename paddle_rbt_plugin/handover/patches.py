@@ -167,21 +167,24 @@ def exact_partition() -> Iterator[None]:
 
 @contextlib.contextmanager
 def gradients_whole() -> Iterator[None]:
-    """Lets Paddle build gradient ops on gradients that are whole sums, while it makes a program.
+    """Lets Paddle build gradient ops on gradients that are whole sums and lie as what they are gradients of where that is free,
+    while it makes a program.
 
     Reason: the rules of some gradient ops are wrong for partial gradients: that of ``expand`` takes summands for the sum, that
-    of ``divide`` reads other values of the quotient on each rank, and ``concat`` divides the batch among them. Completion
-    counts what is done here, see ``GRADIENTS_MAY_BE_PARTIAL``. Versions: 3.0 to 3.3.
+    of ``divide`` reads other values of the quotient on each rank, ``concat`` divides the batch among them, and
+    ``matmul`` refuses the whole gradient of a divided product. Completion counts what is done here, see
+    ``GRADIENTS_MAY_BE_PARTIAL`` and ``Placement.of_gradient``. Versions: 3.0 to 3.3.
     """
     from paddle.base import core
 
-    from paddle_rbt_plugin.completion.oracle import GRADIENTS_MAY_BE_PARTIAL, finished
+    from paddle_rbt_plugin.completion.oracle import GRADIENTS_MAY_BE_PARTIAL
 
     original = core.call_vjp
 
     def call_vjp(op: Any, inputs: Any, outputs: Any, gradients: Any, *rest: Any) -> Any:
         if op.name().split(".", 1)[1].removesuffix("_") not in GRADIENTS_MAY_BE_PARTIAL:
-            gradients = [[finished(g) if is_present(g) and g.is_dist() else g for g in of] for of in gradients]
+            pairs = [zip(of, values, strict=True) for of, values in zip(gradients, outputs, strict=True)]
+            gradients = [[_of_gradient(g, value) for g, value in of] for of in pairs]
         made = original(op, inputs, outputs, gradients, *rest)
         return [
             [_as_typed(g) if is_present(g) and _is_parameter(v) else g for v, g in zip(values, of, strict=True)]
@@ -190,6 +193,14 @@ def gradients_whole() -> Iterator[None]:
 
     with _replaced(core, "call_vjp", call_vjp):
         yield
+
+
+def _of_gradient(gradient: Any, value: Any) -> Any:
+    from paddle_rbt_plugin.completion.oracle import placed, placement_of
+
+    if not is_present(gradient) or not gradient.is_dist() or not value.is_dist():
+        return gradient
+    return placed(gradient, placement_of(gradient).of_gradient(placement_of(value)))
 
 
 def _differentiable(op: Any, inputs: Any) -> list[Any]:

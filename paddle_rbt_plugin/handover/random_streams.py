@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import paddle
@@ -27,6 +27,8 @@ from paddle_rbt_plugin.completion.placement import Placement
 PREFIX = "rule_based_tuner"
 """How the names of generators begin."""
 _DEVICE = "device"
+_registered: set[str] = set()
+"""Names that Paddle's table of generators holds, which cannot be asked for them."""
 _IN_ORDER = "FLAGS_enable_pir_in_executor_trace_run"
 """Lets the executor run ops one after the other. On CPUs it starts several threads, which draw in any order: of the ops that
 read the generator of the device Paddle orders some only."""
@@ -52,13 +54,15 @@ def common_seed() -> int:
 
 def device_generator() -> Any:
     """The generator that ops on the device of this process draw from."""
-    place = paddle.framework._current_expected_place()
+    expected = paddle.framework._current_expected_place()
+    place = core.Place()
+    place.set_place(expected)
     if place.is_gpu_place():
         return core.default_cuda_generator(place.gpu_device_id())
     if place.is_xpu_place():
         return core.default_xpu_generator(place.xpu_device_id())
     if place.is_custom_place():
-        return core.default_custom_device_generator(place)
+        return core.default_custom_device_generator(expected)
     return core.default_cpu_generator()
 
 
@@ -84,39 +88,44 @@ def stream_name(number: int, shard: str) -> str:
     return f"{PREFIX}/{number}/{shard}"
 
 
-def register(names: Sequence[str], seed: int) -> None:
-    """Makes the generators of these names where they are not there yet, and seeds them."""
+def register(names: Sequence[str], seed: int, step: int = 0) -> None:
+    """Seeds the generators of these names for a step; makes them where they are not there yet."""
     for name in names:
-        try:
-            core.get_random_seed_generator(name).manual_seed(hashed(seed, name))
-        except Exception:  # it is not there, which Paddle says with an exception of C++
-            core.set_random_seed_generator(name, hashed(seed, name))
+        if name not in _registered:
+            _registered.add(name)
+            with suppress(RuntimeError):  # somebody has made it
+                core.set_random_seed_generator(name, 1)
+        core.get_random_seed_generator(name).manual_seed(hashed(seed, name, step))
+
+
+@dataclass
+class Source:
+    """What the streams of an engine are hashed from, in a step. With both numbers put back, training goes on with the random
+    numbers that it would have drawn."""
+
+    seed: int
+    step: int = 0
 
 
 @dataclass
 class Streams:
-    """The random streams of one program of an engine."""
+    """The random streams of one program; programs of one engine share a source, and so never draw from one seed twice."""
 
-    seed: int
+    source: Source
     names: tuple[str, ...]
     device: str | None = None
     """The shard that ops make which draw from the generator of the device; None where there are no such ops."""
-    step: int = 0
-    _ready: bool = field(default=False, repr=False)
 
     @contextmanager
     def of_next_step(self) -> Iterator[None]:
         """Sets the streams for a run of the program, of whatever number of micro batches."""
-        if not self._ready:
-            register(self.names, self.seed)
-            self._ready = True
-        for name in self.names:
-            core.get_random_seed_generator(name).manual_seed(hashed(self.seed, name, self.step))
-        step, self.step = self.step, self.step + 1
+        seed, step = self.source.seed, self.source.step
+        self.source.step += 1
+        register(self.names, seed, step)
         if self.device is None:
             yield
             return
-        with _in_order(), seeded(device_generator(), hashed(self.seed, _DEVICE, self.device, step)):
+        with _in_order(), seeded(device_generator(), hashed(seed, _DEVICE, self.device, step)):
             yield
 
 

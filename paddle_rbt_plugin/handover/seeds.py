@@ -35,7 +35,7 @@ class Seeds:
         """Builds an op that draws random numbers on distributed inputs by slot; ``target`` is the mesh as Paddle's own. Returns
         the ops built, the last of which has the op's results."""
         slot = SEED_OPERANDS.get(canonical(name))
-        seed_op = None if slot is None or inputs.get(slot) else _new_seed_op(target)
+        seed_op = None if slot is None or inputs.get(slot) else new_seed_op(target)
         op = producer_of(call_op(name, attrs.items(), inputs)[0])
         shard = coordinates(placement_of(op.result(0)), mesh, rank_on(mesh))
         stream = stream_name(self._count, shard)
@@ -96,7 +96,7 @@ def register_streams(program: Any, seed: int) -> None:
     register(stream_names(program), seed)
 
 
-def _new_seed_op(target: Any) -> Any:
+def new_seed_op(target: Any) -> Any:
     """An op ``seed`` in the current program, where ops are inserted now. Paddle has no function that builds one in PIR: it is
     translated from the legacy IR."""
     pir = paddle.base.libpaddle.pir

@@ -25,7 +25,7 @@ from paddle_rbt_plugin.handover import dygraph_random
 from paddle_rbt_plugin.handover.engine_random import streams_of
 from paddle_rbt_plugin.handover.local import paddle_placements
 from paddle_rbt_plugin.handover.patches import enable_static_training_on_cpu
-from paddle_rbt_plugin.handover.random_streams import Streams
+from paddle_rbt_plugin.handover.random_streams import Source, Streams
 from paddle_rbt_plugin.handover.replay import annotate, paddle_mesh
 from paddle_rbt_plugin.handover.seeds import draws_from_device, stream_names
 from paddle_rbt_plugin.handover.structure import partition, resolve
@@ -74,7 +74,7 @@ def static_draws(placement: Placement, runs: int = 2) -> list[dict[str, Any]]:
     dense = resolve(partition(program, train=False))
     paddle.enable_static()
     paddle.base.libpaddle.pir.apply_dist2dense_pass(dense)
-    streams = Streams(7, stream_names(dense), "" if draws_from_device(dense) else None)
+    streams = Streams(Source(7), stream_names(dense), "" if draws_from_device(dense) else None)
     executor = paddle.static.Executor(paddle.CPUPlace())
     fetched = [dense.get_output_value_by_name(name) for name in OPS]
     found = []
@@ -153,6 +153,7 @@ def trained(seed: int | None, space: dict[str, Any], mode: str = "static", steps
     if mode == "dygraph":
         plan = rbt.tune(model, input_spec=specs[0], loss=loss, labels_spec=specs[1], search_space=space)
         plan.shard_layer(model)
+        assert plan.recompute == space["recompute"]
         optimizer = paddle.optimizer.AdamW(1e-2, parameters=model.parameters())
         losses = []
         for x, y in plan.shard_dataloader([batch] * steps):
@@ -211,6 +212,7 @@ def run() -> dict[str, Any]:
         "seeded apart": trained(100 + rank, dp),
         "dygraph mp": trained(5, mp, "dygraph"),
         "dygraph mp again": trained(5, mp, "dygraph"),
+        "dygraph mp full": trained(5, {**mp, "recompute": "full"}, "dygraph"),
         "dygraph unseeded": trained(None, mp, "dygraph"),
     }
 

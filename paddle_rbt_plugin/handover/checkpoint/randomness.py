@@ -17,7 +17,7 @@ import paddle.distributed as dist
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.handover import dygraph_random
 from paddle_rbt_plugin.handover.engine_outputs import dygraph
-from paddle_rbt_plugin.handover.engine_random import streams_of
+from paddle_rbt_plugin.handover.engine_random import source_of
 
 
 def renewed(engine: Any, model: Any) -> dict[str, Any]:
@@ -50,10 +50,10 @@ def restore(saved: dict[str, Any], engine: Any, model: Any) -> None:
         random.setstate((version, tuple(words), gauss))
     except (TypeError, ValueError, OverflowError) as error:
         raise TunerError(f"the checkpoint is damaged: its random state: {error}") from error
-    streams = _engine_streams(engine)
-    if streams is not None:
+    if engine is not None:
         begin = saved["streams"] or {"seed": saved["seed"], "step": 0}
-        streams.seed, streams.step, streams._ready = begin["seed"], begin["step"], False
+        source = source_of(engine)
+        source.seed, source.step = begin["seed"], begin["step"]
 
 
 def _seed(model: Any, seed: int) -> None:
@@ -65,10 +65,5 @@ def _seed(model: Any, seed: int) -> None:
 
 
 def _streams(engine: Any) -> dict[str, int] | None:
-    streams = _engine_streams(engine)
-    return None if streams is None else {"seed": int(streams.seed), "step": int(streams.step)}
-
-
-def _engine_streams(engine: Any) -> Any:
-    """The random streams that the program of training reads; None where it draws no numbers."""
-    return streams_of(engine, "train") if engine is not None else None
+    source = None if engine is None else source_of(engine)
+    return None if source is None else {"seed": int(source.seed), "step": int(source.step)}

@@ -76,7 +76,8 @@ def draw_local_shapes(program: Any) -> None:
 
 
 def device_shard(context: Any, rank: int) -> str | None:
-    """Which shard the ops that draw from the generator of the device make on a rank; None where there are none.
+    """Which shard the ops that draw from the generator of the device make on a rank; None where there are none. A seed that the
+    program fixes becomes that of the shard.
 
     Raises UnsupportedProgram where they are sharded in different ways."""
     shards: dict[str, str] = {}
@@ -88,7 +89,11 @@ def device_shard(context: Any, rank: int) -> str | None:
         if attr is None or type_ not in {*DEVICE_OPS, *SEED_OPERANDS} or not draws(type_, op.all_attrs()):
             continue
         mapping = attr.get_output_dims_mapping(op.output_arg_names[0])
-        shards.setdefault(coordinates(Placement(tuple(mapping)), mesh_of(attr.process_mesh), rank), op.type)
+        shard = coordinates(Placement(tuple(mapping)), mesh_of(attr.process_mesh), rank)
+        if op.has_attr("fix_seed") and op.attr("fix_seed"):  # Paddle leaves it alone: all shards would drop the same values
+            op._set_attr("seed", hashed(op.attr("seed"), shard) if shard else op.attr("seed"))
+        else:
+            shards.setdefault(shard, op.type)
     if len(shards) > 1:
         (_, first), (_, second) = list(shards.items())[:2]
         raise UnsupportedProgram(
