@@ -39,7 +39,15 @@ def write_files(page: Path, folder: Path) -> None:
 
 
 def test_the_pages_that_train_are_found() -> None:
-    assert {page.stem for _, page, _ in SCRIPTS} == {"README", "tutorial", "engine", "to-static", "migrate", "random-numbers"}
+    assert {page.stem for _, page, _ in SCRIPTS} == {
+        "README",
+        "tutorial",
+        "engine",
+        "to-static",
+        "migrate",
+        "random-numbers",
+        "checkpoints",
+    }
 
 
 @pytest.mark.slow

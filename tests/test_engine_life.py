@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from launching import launch
+from launching import WORKERS, launch
 
 DP, MP = {"dp": 2, "mp": 1, "sharding_stage": 0}, {"mp": 2}
 FIT, SHORT, EVALUATE, PREDICT = ["fit", 32, 8, 2], ["fit", 27, 8], ["evaluate", 29, 8], ["predict", 21, 8]
@@ -48,3 +51,32 @@ def test_every_rank_of_an_engine_sees_what_a_serial_run_sees(tmp_path: Path) -> 
 
 def test_an_engine_of_one_process_lives_as_a_serial_model(tmp_path: Path) -> None:
     check(launch("engine_life.py", 1, tmp_path / "result.json", json.dumps(ALONE)), ALONE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("schedule", "vpp"), [("1F1B", 1), ("VPP", 2)])
+def test_evaluation_runs_a_pipeline_without_its_jobs(schedule: str, vpp: int) -> None:
+    space = json.dumps({"pp": 2, "dp": 1, "mp": 1, "vpp": vpp})
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", str(WORKERS / "pipeline_evaluation.py"), "gpt", space, "2", schedule],
+        capture_output=True, text=True, env={**os.environ, "PADDLE_TRAINERS_NUM": "2"},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    report = next(line for line in run.stdout.splitlines() if line.startswith("REPORT"))
+    assert json.loads(report.removeprefix("REPORT"))["sent"] > 0
+
+
+def check_uses(by_rank: list[dict[str, dict]]) -> None:
+    for found in by_rank:
+        assert not {name: use["error"] for name, use in found.items() if "error" in use}
+        for name, use in found.items():
+            assert max(use["differences"]) < 1e-5, (name, use)
+
+
+def test_uses_of_an_engine_in_one_process(tmp_path: Path) -> None:
+    check_uses(launch("engine_uses.py", 1, tmp_path / "result.json"))
+
+
+@pytest.mark.slow
+def test_uses_of_an_engine_in_two_processes(tmp_path: Path) -> None:
+    check_uses(launch("engine_uses.py", 2, tmp_path / "result.json", timeout=900))

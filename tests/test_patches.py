@@ -174,3 +174,10 @@ def test_the_methods_that_fit_calls_still_read_the_contexts_that_pir_leaves_empt
 
 def test_the_optimizer_of_an_engine_still_comes_from_a_context() -> None:
     assert "dist_context" in inspect.getsource(inspect.unwrap(Engine.optimizer.fget))
+
+
+def test_paddle_keeps_the_averages_of_a_single_rank() -> None:
+    from paddle.distributed.auto_parallel.static import pir_pass
+
+    source = inspect.getsource(pir_pass.remove_unuseful_comm_op_pass)
+    assert "ReduceOp.SUM" in source and "AVG" not in source

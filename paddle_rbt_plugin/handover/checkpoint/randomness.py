@@ -60,8 +60,7 @@ def _seed(model: Any, seed: int) -> None:
     with dygraph():
         if dygraph_random.is_on_streams(model):
             dygraph_random.restart(model, seed)
-        else:
-            paddle.seed(seed)
+        paddle.seed(seed)  # what the script itself draws from, whatever the model is
 
 
 def _streams(engine: Any) -> dict[str, int] | None:
