@@ -58,8 +58,13 @@ def install() -> None:
     @functools.wraps(parallel_original)
     def parallel(engine: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
         result = parallel_original(engine, mode, *args, **kwargs)
+        if is_enabled(engine._strategy.tuning):
+            check_clips(engine._dist_contexts[mode])
         if is_enabled(engine._strategy.tuning) and not paddle.is_compiled_with_cuda():
-            check_runs_on_cpu(engine._dist_contexts[mode].dist_main_programs.values())
+            programs = list(engine._dist_contexts[mode].dist_main_programs.values())
+            check_runs_on_cpu(programs)
+            if paddle.distributed.get_world_size() > 1:
+                patches.reduce_norms_on_cpu(programs, range(paddle.distributed.get_world_size()))
         return result
 
     @functools.wraps(prepare_original)
@@ -74,6 +79,21 @@ def install() -> None:
     Engine._plan = plan
     Engine._parallel = parallel
     Engine._prepare_program = prepare
+
+
+def check_clips(context: Any) -> None:
+    """Raises TunerError where partitioned programs clip the part of a gradient that a rank holds by the norm of that part."""
+    for program in context.dist_main_programs.values():
+        block = program.global_block()
+        for op in (op for op in block.ops if op.type == "clip_by_norm"):
+            gradient = op.input("X")[0]
+            placed = context.get_tensor_dist_attr_for_program(block.vars[gradient])
+            degrees = placed.process_mesh.shape if placed is not None else []
+            if placed is not None and any(axis >= 0 and degrees[axis] > 1 for axis in placed.dims_mapping):
+                raise TunerError(
+                    f"ClipGradByNorm would clip the parts of {gradient!r}, which the plan divides, each by its own norm in "
+                    "legacy programs; use ClipGradByGlobalNorm or ClipGradByValue, or plan with search_space={'mp': 1}"
+                )
 
 
 def check_runs_on_cpu(programs: Iterable[Any]) -> None:
