@@ -10,6 +10,7 @@ import functools
 import json
 import os
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ def install() -> None:
         result = parallel_original(engine, mode, *args, **kwargs)
         if is_enabled(engine._strategy.tuning):
             check_clips(engine._dist_contexts[mode])
+            check_batches(engine._dist_contexts[mode].dist_main_programs.values())
         if is_enabled(engine._strategy.tuning) and not paddle.is_compiled_with_cuda():
             programs = list(engine._dist_contexts[mode].dist_main_programs.values())
             check_runs_on_cpu(programs)
@@ -71,7 +73,7 @@ def install() -> None:
     def prepare(engine: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_enabled(engine._strategy.tuning) or getattr(engine, "_in_pir_mode", False):
             return prepare_original(engine, *args, **kwargs)
-        own_strategy(engine)
+        patches.leave_out_sequence_parallel_pass(own_strategy(engine))
         with legacy_static_ops():
             return prepare_original(engine, *args, **kwargs)
 
@@ -94,6 +96,24 @@ def check_clips(context: Any) -> None:
                     f"ClipGradByNorm would clip the parts of {gradient!r}, which the plan divides, each by its own norm in "
                     "legacy programs; use ClipGradByGlobalNorm or ClipGradByValue, or plan with search_space={'mp': 1}"
                 )
+
+
+def check_batches(programs: Iterable[Any]) -> None:
+    """Raises TunerError where Paddle goes on with a part of a sum that all ranks have, which no plan asks for: weights that are
+    read then see half of a batch, and their gradients lack the other half."""
+    for program in programs:
+        ops = program.global_block().ops
+        for before, op in pairwise(ops):
+            cut = op.type == "split" and "/auto_parallel/reshard" in op.attr("op_namescope") and op.attr("axis") == 0
+            if cut and before.type in _REDUCTIONS and before.output_arg_names[0] == op.input_arg_names[0]:
+                raise TunerError(
+                    f"Paddle's completion divides the batch of {op.input_arg_names[0]!r} over ranks that the plan gives the "
+                    "whole batch, so that it would train another model; plan without dividing what is summed there, for "
+                    "example with search_space={'mp': 1}"
+                )
+
+
+_REDUCTIONS = ("all_reduce", "c_allreduce_sum")
 
 
 def check_runs_on_cpu(programs: Iterable[Any]) -> None:

@@ -46,6 +46,17 @@ def reduce_norms_on_cpu(programs: Iterable[Any], ranks: Iterable[int]) -> None:
             op._set_attr("ring_id", ring)
 
 
+def leave_out_sequence_parallel_pass(strategy: Any) -> None:
+    """Keeps Paddle from fusing an all-reduce and the split of its result into a reduce-scatter, in an engine's own strategy.
+
+    Reason: the pass, which is on by default, asks the all-reduce for an input that has another name since 3.0, ``Input X cannot
+    be found in operator all_reduce``, where an op reads a sum cut, which ``check_batches`` refuses with its reason; and CPUs
+    have no reduce-scatter. Plans of legacy programs have no sequence parallelism. Versions: 2.6 to 3.1.
+    """
+    if hasattr(strategy, "sp_optimization"):
+        strategy.sp_optimization.enable = False
+
+
 def let_engine_share_parameters_on_cpu() -> None:
     """Lets ``auto.Engine`` hand the parameters of a dygraph model to its legacy program on a CPU build.
 
