@@ -63,11 +63,20 @@ setup(
             "cluster/*.yaml",
             "models/configs/*.yaml",
             "plan/*.json",
+            "handover/checkpoint/*.json",
             "bench/*.json",
             "bench/cases/*.yaml",
         ]
     },
-    install_requires=["numpy>=1.24", "pluggy>=1.3", "click>=8.1", "rich>=13.7", "PyYAML>=6.0", "jsonschema>=4.20"],
+    install_requires=[
+        "numpy>=1.24",
+        "pluggy>=1.3",
+        "click>=8.1",
+        "rich>=13.7",
+        "PyYAML>=6.0",
+        "jsonschema>=4.20",
+        "safetensors>=0.4",
+    ],
     extras_require={"cpu": CPU, "gpu": GPU, "test": TEST, "dev": TEST + DEV, "docs": DOCS, "plot": PLOT, "formers": FORMERS},
     entry_points={
         "console_scripts": ["paddle-rbt = paddle_rbt_cli:main"],

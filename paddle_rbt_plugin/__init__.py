@@ -21,6 +21,7 @@ from paddle_rbt_plugin.cost import CostModel, Prediction
 from paddle_rbt_plugin.errors import (
     ClusterError,
     CostModelError,
+    HandoverError,
     ModelError,
     NoFeasiblePlan,
     PatternError,
@@ -29,8 +30,10 @@ from paddle_rbt_plugin.errors import (
     TuningFinished,
     UnsupportedProgram,
 )
+from paddle_rbt_plugin.handover.checkpoint import load_checkpoint, save_checkpoint
 from paddle_rbt_plugin.handover.engine import engine_plan, install
 from paddle_rbt_plugin.handover.legacy.ops import legacy_static_ops
+from paddle_rbt_plugin.handover.replicas import check_replicas
 from paddle_rbt_plugin.pattern import Pattern
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import hookimpl, hookspec, parse_cluster
@@ -43,6 +46,7 @@ __all__ = [
     "ClusterError",
     "CostModel",
     "CostModelError",
+    "HandoverError",
     "ModelError",
     "NoFeasiblePlan",
     "Pattern",
@@ -54,10 +58,13 @@ __all__ = [
     "TunerWarning",
     "TuningFinished",
     "UnsupportedProgram",
+    "check_replicas",
     "engine_plan",
     "hookimpl",
     "hookspec",
     "legacy_static_ops",
+    "load_checkpoint",
     "parse_cluster",
+    "save_checkpoint",
     "tune",
 ]

@@ -38,6 +38,10 @@ class PlanError(TunerError):
     """A plan that cannot be read, or that belongs to another program or cluster."""
 
 
+class HandoverError(TunerError):
+    """The program or the model of this process is not what the plan says."""
+
+
 class UnsupportedProgram(TunerError):
     """A program that cannot be planned: empty, without a loss, or not a forward program."""
 

@@ -19,13 +19,16 @@ from paddle.distributed.auto_parallel.static import engine, process_group
 from paddle.distributed.auto_parallel.static.engine import Engine
 from paddle.distributed.auto_parallel.static.mix_to_dist_pass import apply_mix2dist_pass
 from paddle.distributed.auto_parallel.strategy import PipelineConfig
+from paddle.distributed.passes import auto_parallel_recompute_pir
 from paddle.distributed.passes.pipeline_scheduler_pass.pipeline_1f1b import Pipeline1F1BPass
 from paddle.jit import dy2static
 from paddle.static import InputSpec
 
+from paddle_rbt_plugin.completion import Placement
+from paddle_rbt_plugin.completion.oracle import set_placement
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.handover import patches
+from paddle_rbt_plugin.handover import patches, seeds
 from paddle_rbt_plugin.handover.pipeline import annotate_stages
 from paddle_rbt_plugin.handover.structure import as_rank
 from paddle_rbt_plugin.handover.trace import trace_layer
@@ -120,6 +123,35 @@ def test_an_op_waits_for_one_received_value_only_and_for_all_of_them_with_the_pa
     with patches.receives_awaited():
         assert events_awaited_by_a_sum() == ["second", "first"]
     assert events_awaited_by_a_sum() == ["first"]
+
+
+def test_the_recompute_pass_looks_for_seeds_under_a_name_that_they_do_not_have_in_pir() -> None:
+    assert 'seed_op.name() != "seed"' in inspect.getsource(auto_parallel_recompute_pir)
+    assert _new_seed_op_name() == "pd_op.seed"
+
+
+def _new_seed_op_name() -> str:
+    mesh = dist.ProcessMesh([0], dim_names=["mp"])
+    paddle.enable_static()
+    try:
+        with paddle.static.program_guard(paddle.static.Program()):
+            return str(seeds.new_seed_op(mesh).name())
+    finally:
+        paddle.disable_static()
+
+
+def test_the_rule_that_places_dropout_refuses_a_seed() -> None:
+    mesh = dist.ProcessMesh([0], dim_names=["mp"])
+    paddle.enable_static()
+    try:
+        with paddle.static.program_guard(paddle.static.Program()):
+            x = paddle.static.data("x", [4, 8], "float32")
+            set_placement(x, mesh, Placement.replicated(2))
+            seed = seeds.new_seed_op(mesh).result(0)
+            with pytest.raises(ValueError, match="seed_tensor should be None"):
+                paddle._C_ops.dropout(x, seed, 0.5, False, "upscale_in_train", 0, False)
+    finally:
+        paddle.disable_static()
 
 
 def test_the_distributed_strategy_of_paddle_has_no_tuning_of_its_own() -> None:

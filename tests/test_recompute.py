@@ -20,6 +20,7 @@ from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.cost.recompute import run_again
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.handover.recompute import constraints, is_allowed, is_marked, mark, recomputes, switched_on
+from paddle_rbt_plugin.handover.structure import verify
 from paddle_rbt_plugin.handover.trace import Trace
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.plan.plan import Plan
@@ -99,13 +100,10 @@ def test_a_strategy_that_says_nothing_leaves_recomputation_to_the_planner() -> N
     assert allowed(strategy(True), program) == ("selective", "full")
 
 
-def test_layers_that_draw_random_numbers_are_not_recomputed() -> None:
+def test_layers_that_draw_random_numbers_are_recomputed() -> None:
     program = traced_gpt(replace(SMALL_GPT, dropout=0.1)).program
-    (limit,) = constraints(strategy(False), program)
-    assert limit.values["recompute"] == ("none",)
-    assert "dropout" in limit.reason
-    with pytest.raises(TunerError, match=r"dropout_.* draws random numbers.*train without recomputation or without such ops"):
-        constraints(strategy(True), program)
+    assert allowed(strategy(False), program) is None
+    assert allowed(strategy(True), program) == ("selective", "full")
 
 
 def test_layers_that_change_their_operands_are_not_recomputed() -> None:
@@ -116,6 +114,8 @@ def test_layers_that_change_their_operands_are_not_recomputed() -> None:
     (limit,) = constraints(strategy(False), static_program(build_forward))
     assert limit.values["recompute"] == ("none",)
     assert "batch_norm_0 in the layers changes its operands" in limit.reason
+    with pytest.raises(TunerError, match=r"changes its operands.*train without recomputation or without such ops"):
+        constraints(strategy(True), static_program(build_forward))
 
 
 def test_a_loaded_plan_recomputes_only_what_the_job_allows() -> None:
@@ -149,6 +149,27 @@ def test_backward_runs_no_op_again_that_nothing_reads_and_communicates_no_value_
     assert [(k.type, k.collectives) for k in again.values()] == [("matmul", ()), ("reshard", reduced(h))]
     whole = run_again(forward, (0, 1), whole=True)
     assert [k.type for k in whole.values()] == ["matmul", "add"]
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_what_backward_runs_again_of_layers_that_drop_values_is_predicted(recompute: str) -> None:
+    traced = traced_gpt(replace(SMALL_GPT, dropout=0.1))
+    (compared,) = verify(planned(traced, recompute), traced.graph, traced.program)
+    assert compared.differences == ()
+
+
+def test_backward_keeps_what_random_ops_drew_unless_they_read_a_seed() -> None:
+    x, noise, h, y = (Value(name, (8, 8), "float32", Placement((-1, -1))) for name in ("x", "noise", "h", "y"))
+    forward = (
+        Kernel("gaussian", "forward", (), (noise,)),
+        Kernel("add", "forward", (x, noise), (h,), (Collective("all_reduce", "mp", noise, "forward"),)),
+        Kernel("dropout", "forward", (h,), (y,), attrs={"p": 0.5}),
+        Kernel("matmul", "forward", (y, y), (x,)),
+    )
+    again = run_again(forward, range(4), whole=False)
+    assert [k.type for k in again.values()] == ["add", "dropout", "matmul"]
+    assert again[1].collectives == ()  # what was drawn is there, and lies where it is needed
+    assert len(run_again(forward, range(4), whole=True)) == 4
 
 
 @pytest.mark.slow

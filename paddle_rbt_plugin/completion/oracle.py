@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -23,11 +23,16 @@ from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.api import Argument, signature
 from paddle_rbt_plugin.graph.pir import CONSTANT_OPS, CONTAINER_OPS, dtype_name, plain_attrs
+from paddle_rbt_plugin.graph.random_ops import draws_whole
 
 _NOT_COMPUTING = (*CONTAINER_OPS, *CONSTANT_OPS, "pd_op.data")
 _MOST_OPS = 100
 """Ops after which a scratch program gives way to a new one, since Paddle lists all ops of a block to show the last."""
 _HALF = frozenset({"float16", "bfloat16"})
+
+GRADIENTS_MAY_BE_PARTIAL = frozenset({"cast", "reshard"})
+"""Ops whose gradient ops may read partial gradients; all others get whole sums (see ``finished``). So the gradient of a
+parameter that is cast is summed once a step, as that of any parameter."""
 
 
 class Operand(NamedTuple):
@@ -103,6 +108,7 @@ class Oracle:
     def __init__(self, mesh: ProcessMesh):
         self.mesh = mesh
         self._answers: dict[Question, tuple[Built, ...]] = {}
+        self._placements: dict[Question, tuple[Placement, ...] | None] = {}
         self._inputs: _Inputs | None = None
 
     def forward(self, question: Question) -> Built:
@@ -115,8 +121,39 @@ class Oracle:
 
     def _ask(self, question: Question) -> tuple[Built, ...]:
         if question not in self._answers:
-            self._answers[question] = self._build(question)
+            brought = self._brought(question._replace(gradients=None, results=()))
+            self._answers[question] = self._build(question) if brought is None else self._of_brought(question, brought)
         return self._answers[question]
+
+    def _brought(self, forward: Question) -> tuple[Placement, ...] | None:
+        """The placements to which an op brings its operands before it is built: all whole for one that has to draw its whole
+        result on every rank and would draw shards, others for one that Paddle does not build on operands that lie so. None for
+        an op that is built as it stands."""
+        if forward not in self._placements:
+            self._placements[forward] = self._find_brought(forward)
+        return self._placements[forward]
+
+    def _find_brought(self, forward: Question) -> tuple[Placement, ...] | None:
+        given = tuple(o.placement for o in forward.operands)
+        try:
+            made = [product.made for product in self._build(forward)[0].products]
+        except UnsupportedProgram:
+            others = less_sharded(given)
+            for other in others[:-1]:
+                with suppress(UnsupportedProgram):
+                    self._build(_placed(forward, other))
+                    return other
+            return others[-1] if others else None
+        drawn_whole = draws_whole(forward.op, dict(forward.attrs)) and any(placement.is_sharded() for placement in made)
+        return less_sharded(given)[-1] if drawn_whole and forward.slots else None
+
+    def _of_brought(self, question: Question, placements: tuple[Placement, ...]) -> tuple[Built, ...]:
+        """The answer for operands of these placements as one for those of ``question``, which the op brings there itself."""
+        built = self._build(_placed(question, placements))
+        if question.gradients is not None:
+            return tuple(replace(b, products=tuple(_taken_back(p, question) for p in b.products)) for b in built)
+        uses = (u._replace(have=question.operands[u.source.index].placement) for u in built[0].uses)
+        return (replace(built[0], uses=tuple(uses)),)
 
     @cached_property
     def _paddle_mesh(self) -> Any:
@@ -148,6 +185,29 @@ class Oracle:
             self._inputs = _Inputs(paddle.static.Program(), self._paddle_mesh)
         with paddle.static.program_guard(self._inputs.program):
             return _Scratch(self._inputs, question).answer()
+
+
+def less_sharded(placements: Sequence[Placement]) -> list[tuple[Placement, ...]]:
+    """What the operands of an op that cannot be built on ``placements`` are brought to, in the order in which it is tried:
+    sharded along their first dimension only, which is mostly the batch, then whole. None where they are whole."""
+    by_batch = tuple(Placement((*p.dims_mapping[:1], *(-1,) * (len(p.dims_mapping) - 1))) for p in placements)
+    whole = tuple(Placement.replicated(len(p.dims_mapping)) for p in placements)
+    given = tuple(placements)
+    return [other for other in dict.fromkeys((by_batch, whole)) if given not in (other, whole)]
+
+
+def _taken_back(product: Product, question: Question) -> Product:
+    """A gradient of an operand that was brought elsewhere, as it arrives where the operand lies."""
+    if product.gradient_of is None:
+        return product
+    return product._replace(kept=product.made.of_gradient(question.operands[product.gradient_of].placement))
+
+
+def _placed(question: Question, placements: Sequence[Placement]) -> Question:
+    """The question about operands of these placements."""
+    others = iter(placements)
+    slots = tuple((slot, tuple(o._replace(placement=next(others)) for o in operands)) for slot, operands in question.slots)
+    return question._replace(slots=slots)
 
 
 def _in_float32(question: Question) -> Question:
@@ -216,7 +276,7 @@ class _Inputs:
         """The results of the op asked about; the question about its backward pass builds on the op of the forward one."""
         key = (question.op, question.attrs, question.slots)
         if key not in self._results:
-            self._results[key] = call_op(question.op, question.attrs, inputs)
+            self._results[key] = [finished(v) for v in call_op(question.op, question.attrs, inputs)]
         return self._results[key]
 
     def value(self, operand: Operand, number: int) -> Any:
@@ -408,6 +468,29 @@ def set_placement(value: Any, mesh: Any, placement: Placement) -> None:
     attr = tensor_attr(mesh, placement)
     value.set_type(pir.cvt_to_dist_type(value.type(), attr))
     value.get_defining_op().dist_attr = pir.create_op_dist_attribute(mesh, [], [attr])
+
+
+def finished(value: Any) -> Any:
+    """A PIR value that its op leaves partial as its readers get it: whole sums. The type of the value says so, while the op
+    keeps its attribute; where the two differ Paddle's partition pass communicates, right after the op.
+
+    No reader is given partial values, since the rules of many ops are wrong for them: they move summands as if those were
+    values (concat), read in the gradient op a summand where the forward op read the sum (layer_norm), or give the gradient of
+    a sum the placement of a summand."""
+    return placed(value, placement_of(value).finished())
+
+
+def placed(value: Any, placement: Placement) -> Any:
+    """A PIR value as ``placement`` says, by which its readers are built from now on, see ``finished``."""
+    import paddle
+
+    if placement == placement_of(value):
+        return value
+    attr = tensor_attr(value.process_mesh, placement)
+    if value.get_defining_op().name() in CONTAINER_OPS:  # which the partition pass passes by
+        return paddle._C_ops.reshard_v2(value, attr)
+    value.set_type(paddle.base.libpaddle.pir.cvt_to_dist_type(value.type(), attr))
+    return value
 
 
 def tensor_attr(mesh: Any, placement: Placement) -> Any:

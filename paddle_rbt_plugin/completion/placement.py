@@ -25,6 +25,17 @@ class Placement(NamedTuple):
     def is_sharded(self) -> bool:
         return any(axis >= 0 for axis in self.dims_mapping)
 
+    def finished(self) -> Placement:
+        """The same without summands: every rank holds whole values of its part."""
+        return Placement(self.dims_mapping) if self.partial else self
+
+    def of_gradient(self, value: Placement) -> Placement:
+        """What a gradient that lies so is brought to before the op that made ``value`` reads it: whole sums, of which a rank
+        takes the part that it holds of the value where it holds all of the gradient."""
+        free = {axis for axis in value.dims_mapping if axis not in self.dims_mapping}
+        dims = zip(self.dims_mapping, value.dims_mapping, strict=True)
+        return Placement(tuple(other if own < 0 and other in free else own for own, other in dims))
+
     def local_shape(self, shape: tuple[int, ...], mesh: ProcessMesh) -> tuple[int, ...]:
         """Shape on one rank; a dimension that does not divide is rounded up, as Paddle's largest part is."""
         return tuple(n if axis < 0 else -(-n // mesh.shape[axis]) for n, axis in zip(shape, self.dims_mapping, strict=True))

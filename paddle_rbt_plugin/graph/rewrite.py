@@ -8,8 +8,10 @@ or costed, and again when the program is handed over. Asked of Paddle 3.3.1 for 
   zeros of the larger shape does neither.
 - ``tile`` of dimensions of size 1 gathers the gradient; it is an ``expand``, as above.
 - ``repeat_interleave`` gathers its operand; a new dimension, as above, and a reshape do not.
+- ``flatten`` gathers its operand; a reshape does not.
 
-An op is left alone if its operand is no activation, since nothing is sharded there that would be lost.
+An op is left alone if its operand is no activation, since nothing is sharded there that would be lost; a ``flatten`` of an
+input is not.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paddle_rbt_plugin.graph.graph import Graph, Op, Tensor
+from paddle_rbt_plugin.graph.graph import Graph, Op, Tensor, TensorKind
 
 Shape = tuple[int, ...]
 
@@ -68,18 +70,33 @@ def repeat_by_adding(shape: Shape, result: Shape, attrs: Mapping[str, Any], dtyp
     )
 
 
+def flatten_by_reshaping(shape: Shape, result: Shape, attrs: Mapping[str, Any], dtype: str) -> tuple[Step, ...]:
+    """``flatten`` of any dimensions."""
+    return (Step("reshape", {"x": -1}, {"shape": result}, result),)
+
+
 RULES: Mapping[str, Callable[[Shape, Shape, Mapping[str, Any], str], tuple[Step, ...]]] = {
     "expand": expand_by_adding,
     "tile": tile_by_adding,
     "repeat_interleave": repeat_by_adding,
+    "flatten": flatten_by_reshaping,
 }
 """Canonical op -> its other spelling, from the shapes of operand and result, the attributes and the dtype; no steps where
 there is none."""
 
 
+_OF_INPUTS = frozenset({"flatten"})
+"""The ops that are replaced on inputs as well, and in every dtype."""
+
+
+def replaces(type_: str, kind: TensorKind) -> bool:
+    """Whether an op on a tensor of that kind may be replaced."""
+    return type_ in RULES and (kind == "var" or (kind == "data" and type_ in _OF_INPUTS))
+
+
 def steps_for(type_: str, shape: Shape, result: Shape, attrs: Mapping[str, Any], dtype: str) -> tuple[Step, ...]:
     """The steps that replace an op on an activation; none where it stays as it is."""
-    if type_ not in RULES or not dtype.startswith(("float", "bfloat")):
+    if type_ not in RULES or not (type_ in _OF_INPUTS or dtype.startswith(("float", "bfloat"))):
         return ()
     return RULES[type_](shape, result, attrs, dtype)
 
@@ -106,7 +123,7 @@ def rewrite_graph(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
 
 
 def _steps(graph: Graph, op: Op) -> tuple[Step, ...]:
-    if op.type not in RULES or len(op.operands) != 1 or graph.tensors[op.operands[0]].kind != "var":
+    if len(op.operands) != 1 or not replaces(op.type, graph.tensors[op.operands[0]].kind):
         return ()
     operand, result = graph.tensors[op.operands[0]], graph.tensors[op.results[0]]
     return steps_for(op.type, operand.shape, result.shape, op.attrs, operand.dtype)

@@ -10,7 +10,8 @@ import paddle.distributed as dist
 
 from paddle_rbt_plugin.cluster import Cluster, check_job
 from paddle_rbt_plugin.errors import PlanError, TunerError
-from paddle_rbt_plugin.handover import dygraph_optimizer
+from paddle_rbt_plugin.handover import dygraph_optimizer, dygraph_random
+from paddle_rbt_plugin.handover.copies import share_all
 from paddle_rbt_plugin.handover.dygraph_ops import install
 from paddle_rbt_plugin.handover.dygraph_recompute import recompute_layers
 from paddle_rbt_plugin.handover.local import paddle_placements
@@ -31,6 +32,7 @@ def shard_layer(plan: Plan, model: Any) -> Any:
     _require_zero(plan)
     check_job(Cluster.from_dict(plan.cluster), dist.get_world_size())
     mesh, planned = paddle_mesh(plan.stages[0].process_mesh), _planned_params(plan, model)
+    share_all([*_all_parameters(model), *model.named_buffers()])
     done: dict[int, Any] = {}  # a tied parameter stays one
     for path, layer in model.named_sublayers(include_self=True):
         for name, param in list(layer._parameters.items()):
@@ -43,6 +45,7 @@ def shard_layer(plan: Plan, model: Any) -> Any:
     install(mesh)
     dygraph_optimizer.install(mesh, done.values(), plan.sharding_stage)
     recompute_layers(plan, model)
+    dygraph_random.install(model, plan.stages[0].process_mesh)
     return model
 
 

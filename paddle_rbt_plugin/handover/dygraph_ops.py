@@ -40,7 +40,7 @@ from paddle_rbt_plugin.graph.pir import dtype_name
 from paddle_rbt_plugin.graph.rewrite import Step, steps_for
 from paddle_rbt_plugin.handover import dygraph_wholes
 from paddle_rbt_plugin.handover.custom_ops import arguments, attribute_names, input_names, local_form, operand_of
-from paddle_rbt_plugin.handover.local import Placements, from_local, placements_of, reduced, shared_local, to_local
+from paddle_rbt_plugin.handover.local import Placements, from_local, placements_of, reduced, shared_local, to_local, whole_along
 
 _meshes: list[Any] = []
 
@@ -99,6 +99,9 @@ def _linear(original: Any, x: Any, weight: Any, bias: Any = None, name: Any = No
     read, last = placements_of(x), x.ndim - 1
     if any(p.is_shard(last) for p in _with(read, axis, dist.Replicate())):
         return None
+    if dim == 1 and read[axis].is_shard(last):  # the product of another one that is divided
+        x = whole_along(x, [axis])
+        read = placements_of(x)
     if dim == 1 and read[axis].is_replicated() and (bias is None or bias.placements[axis].is_shard()):
         local_x = shared_local(x, mesh, _with(read, axis, dist.Partial()))
         local_bias = None if bias is None else _local_weight(bias, mesh, read)
@@ -298,6 +301,7 @@ _FORMS: Sequence[tuple[Any, str, Callable[..., Any]]] = (
     (paddle._C_ops, "concat", dygraph_wholes.concat),
     (paddle._C_ops, "matmul", dygraph_wholes.matmul),
     (paddle._C_ops, "bmm", dygraph_wholes.bmm),
+    (paddle.Tensor, "__matmul__", dygraph_wholes.matmul_operator),
     (sys.modules[dygraph_wholes.EINSUM], "einsum_v2", dygraph_wholes.einsum),
 )
 """Where Paddle keeps an op that has another form, its name there, and the form, which answers None where it does not apply."""

@@ -26,12 +26,9 @@ from paddle.optimizer import Optimizer
 
 from paddle_rbt_plugin.errors import TunerError, TunerWarning
 from paddle_rbt_plugin.handover.local import mesh_of, moved, placements_of, reduced
+from paddle_rbt_plugin.handover.updates import ELEMENTWISE
 from paddle_rbt_plugin.handover.zero import shard_dimension
 
-ELEMENTWISE = (
-    "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "Momentum", "NAdam", "RAdam", "RMSProp", "Rprop", "SGD",
-)  # fmt: skip
-"""Those of ``paddle.optimizer`` whose update of an element depends on that element's gradient and states only."""
 _STAGE = "_rbt_zero_stage"
 _meshes: list[Any] = []
 

@@ -5,10 +5,12 @@ Measured on Paddle 3.3.1 (``tests/workers/dygraph_wholes.py`` measures it again)
 - ``p_norm`` and ``logsumexp`` of a dimension that is sharded are called the sum of those of the parts, which they are not: a
   norm of two halves comes out 1.4 times too large, and so do ``F.normalize``, distances, and penalties on sharded weights.
 - ``einsum`` of distributed operands is refused; it is spelt in products, as Paddle did before it had an op for it.
+- A product of operands whose gradients are summands on each rank hands those on, to gradient ops whose rules are wrong for
+  them (``concat``, ``divide``, ``expand``).
 - ``concat`` along a sharded dimension sends all to all, and a product of two operands that are sharded in dimensions that do
   not meet, as of a batch with itself, reduces and scatters a gradient: CPUs have a kernel for neither.
 
-The functions here gather such operands first, and let Paddle compute. Nothing else changes.
+The functions here gather such operands first, or finish such sums, and let Paddle compute. Nothing else changes.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 
 import paddle
 
-from paddle_rbt_plugin.handover.local import whole_along
+from paddle_rbt_plugin.handover.local import whole_along, with_whole_gradient
 
 
 def p_norm(
@@ -58,9 +60,21 @@ def concat(original: Callable[..., Any], x: Sequence[Any], axis: Any = 0, **name
 def matmul(
     original: Callable[..., Any], x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False, *rest: Any, **named: Any
 ) -> Any:
-    """On CPUs, where a mesh axis shards dimensions of ``x`` and ``y`` that do not meet: ``y`` is gathered."""
-    if paddle.is_compiled_with_cuda() or not (_is_distributed(x) and _is_distributed(y)) or min(x.ndim, y.ndim) < 2:
+    """A product and its gradients are whole sums. On CPUs, where a mesh axis shards dimensions of ``x`` and ``y`` that do not
+    meet, ``y`` is gathered."""
+    if not (_is_distributed(x) and _is_distributed(y)):
         return None
+    y = whole_along(y, _apart(x, y, transpose_x, transpose_y))
+    with_whole_gradient(x)
+    with_whole_gradient(y)
+    product = original(x, y, transpose_x, transpose_y, *rest, **named)
+    return whole_along(product, [axis for axis, p in enumerate(product.placements) if p.is_partial()])
+
+
+def _apart(x: Any, y: Any, transpose_x: bool, transpose_y: bool) -> list[int]:
+    """The mesh axes that shard dimensions of two factors that do not meet, on CPUs, which lack a kernel for their gradients."""
+    if paddle.is_compiled_with_cuda() or min(x.ndim, y.ndim) < 2:
+        return []
     inner_x, inner_y = -2 if transpose_x else -1, -1 if transpose_y else -2
     apart = []
     for axis, (p, q) in enumerate(zip(x.placements, y.placements, strict=True)):
@@ -68,7 +82,12 @@ def matmul(
             a, b = p.get_dim() - x.ndim, q.get_dim() - y.ndim
             if (a, b) != (inner_x, inner_y) and not (a == b < -2):
                 apart.append(axis)
-    return original(x, whole_along(y, apart), transpose_x, transpose_y, *rest, **named) if apart else None
+    return apart
+
+
+def matmul_operator(original: Callable[..., Any], x: Any, y: Any) -> Any:
+    """``x @ y``, which does not pass by where other products do."""
+    return paddle.matmul(x, y) if _is_distributed(x) and _is_distributed(y) else None
 
 
 def bmm(original: Callable[..., Any], x: Any, y: Any, **named: Any) -> Any:

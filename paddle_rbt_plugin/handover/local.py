@@ -85,6 +85,20 @@ def whole_along(x: Any, axes: Collection[int]) -> Any:
     return _Moved.apply(x, mesh_of(x), target)
 
 
+def whole_sums(x: Any) -> Any:
+    """A distributed tensor with nothing partial. Has no gradient."""
+    kept = placements_of(x)
+    target = [dist.Replicate() if p.is_partial() else p for p in kept]
+    return x if target == kept else dist.reshard(x, mesh_of(x), target)
+
+
+def with_whole_gradient(x: Any) -> None:
+    """Lets the op that made ``x`` read its gradient as whole sums: the rules of many gradient ops are wrong for summands. The
+    gradient of a leaf is summed when it is used."""
+    if not x.is_leaf and not x.stop_gradient and paddle.is_grad_enabled():
+        x.register_hook(whole_sums)
+
+
 def reduced(local: Any, mesh: Any, axis: int, how: Any = dist.ReduceType.kRedSum) -> Any:
     """``local`` summed, or reduced otherwise, over the ranks along mesh axis number ``axis``. Has no gradient."""
     whole = [dist.Replicate()] * len(mesh.shape)
@@ -111,12 +125,13 @@ _SHARED = "_rbt_local"
 class _ToLocal(PyLayer):
     @staticmethod
     def forward(ctx: Any, x: Any, mesh: Any, gradient: list[Any]) -> Any:
-        ctx.mesh, ctx.gradient = mesh, gradient
+        ctx.mesh, ctx.gradient, ctx.is_leaf = mesh, gradient, x.is_leaf
         return x._local_value()
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        return api.dtensor_from_local(gradient, ctx.mesh, ctx.gradient)
+        arrived = api.dtensor_from_local(gradient, ctx.mesh, ctx.gradient)
+        return arrived if ctx.is_leaf else whole_sums(arrived)
 
 
 class _Moved(PyLayer):

@@ -29,6 +29,7 @@ from paddle_rbt_plugin.handover.chunks import can_be_scheduled, mark
 from paddle_rbt_plugin.handover.local import paddle_placements
 from paddle_rbt_plugin.handover.patches import chunks_as_marked, receives_awaited
 from paddle_rbt_plugin.handover.replay import LEAVES, paddle_mesh, rebuild
+from paddle_rbt_plugin.handover.seeds import Seeds
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.plan.plan import Plan
 
@@ -95,6 +96,7 @@ class _Annotation:
             for t in (*graph.params, *graph.data)
         }
         self.moved: dict[tuple[int, int], Any] = {}
+        self.seeds = Seeds()
 
     def run(self) -> None:
         pir = paddle.base.libpaddle.pir
@@ -113,7 +115,7 @@ class _Annotation:
                         stage = 0 if chunk is None else chunk % len(self.meshes)
                         if chunk is not None:
                             self._bring_operands(op, stage)
-                        built = rebuild(op, self.process_meshes[stage], self.forms)
+                        built = rebuild(op, self.process_meshes[stage], self.forms, self.seeds)
                         if chunk is not None:
                             for new in built:
                                 self._mark(new, chunk)

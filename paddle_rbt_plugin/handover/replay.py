@@ -13,12 +13,14 @@ import paddle
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.forms import FORMS
-from paddle_rbt_plugin.completion.oracle import set_placement
+from paddle_rbt_plugin.completion.oracle import finished, set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.pir import CONTAINER_OPS, RECOMPUTE_MARKS, SINK_OPS, plain_attrs
+from paddle_rbt_plugin.graph.random_ops import draws
 from paddle_rbt_plugin.handover.custom_ops import PREFIX, build_custom_op
 from paddle_rbt_plugin.handover.rewrite import build_op
+from paddle_rbt_plugin.handover.seeds import Seeds
 
 LEAVES = {"builtin.parameter": "parameter_name", "pd_op.data": "name"}
 
@@ -44,6 +46,7 @@ def annotate(program: Any, mesh: ProcessMesh, placements: Mapping[str, Placement
             # Names first: the container that splits a list result goes with its op, and must not be touched afterwards.
             ops = [(op.name(), op) for op in program.global_block().ops]
             has_custom_ops = any(name.startswith(PREFIX) for name, _ in ops)
+            seeds = Seeds()
             for name, op in ops:
                 if name in LEAVES:
                     leaf = op.attrs()[LEAVES[name]]
@@ -52,7 +55,7 @@ def annotate(program: Any, mesh: ProcessMesh, placements: Mapping[str, Placement
                     set_placement(op.result(0), target, placements[leaf])
                 elif name not in CONTAINER_OPS and name not in SINK_OPS:
                     pir.set_insertion_point(op)
-                    built = rebuild(op, mesh, forms, has_custom_ops)[-1]
+                    built = rebuild(op, mesh, forms, seeds, has_custom_ops)[-1]
                     if has_custom_ops and not built.operands_source():
                         # The first op to read a value that is not distributed distributes all such values of the program, and
                         # so the local ones of custom ops; so there is none.
@@ -62,9 +65,10 @@ def annotate(program: Any, mesh: ProcessMesh, placements: Mapping[str, Placement
             paddle.disable_static()
 
 
-def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], custom_ops: bool = False) -> list[Any]:
+def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], seeds: Seeds, custom_ops: bool = False) -> list[Any]:
     """Builds an op again, on the types that its operands have now, in its place; ``forms`` and what is returned as in
-    ``build_op``. ``custom_ops`` says that all values of the program are distributed, without which custom ops cannot be built.
+    ``build_op``, and ``seeds`` builds random ops. ``custom_ops`` says that all values of the program are distributed, without
+    which custom ops cannot be built.
 
     Raises UnsupportedProgram for an op that cannot be built again."""
     name = op.name().split(".", 1)[1]
@@ -83,7 +87,11 @@ def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], custom_ops: bool
             )
         built, results = build_custom_op(name, plain_attrs(op), inputs, mesh, paddle_mesh(mesh))
     else:
-        built = build_op(name, plain_attrs(op), inputs, op.result(0), mesh, forms)
+        attrs = plain_attrs(op)
+        if draws(name, attrs):
+            built = seeds.build(name, attrs, inputs, op.result(0), mesh, paddle_mesh(mesh))
+        else:
+            built = build_op(name, attrs, inputs, op.result(0), mesh, forms)
         results = _results(built[-1])
     for new in built:
         if op.has_attr("struct_name"):
@@ -95,7 +103,7 @@ def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], custom_ops: bool
     for old_result, new_result in zip(_results(op), results, strict=True):
         new_result.stop_gradient = old_result.stop_gradient
         new_result.persistable = old_result.persistable
-        old_result.replace_all_uses_with(new_result)
+        old_result.replace_all_uses_with(finished(new_result))
     old_inputs = [v for v in op.operands_source() if v is not None and v.initialized() and v.is_combine()]
     for split in [user for r in op.results() if r.initialized() and r.is_combine() for user in r.all_used_ops()]:
         split.erase()

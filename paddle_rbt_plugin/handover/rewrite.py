@@ -11,12 +11,15 @@ from paddle.distributed.auto_parallel.static.process_group import new_process_gr
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.forms import sharded_form
-from paddle_rbt_plugin.completion.oracle import call_op, placement_of, producer_of, set_placement
+from paddle_rbt_plugin.completion.oracle import call_op, finished, less_sharded, placement_of, producer_of, set_placement
 from paddle_rbt_plugin.completion.placement import Placement
+from paddle_rbt_plugin.errors import UnsupportedProgram
+from paddle_rbt_plugin.graph.graph import TensorKind
 from paddle_rbt_plugin.graph.pir import LINEAR, dtype_name
-from paddle_rbt_plugin.graph.rewrite import RULES, Step, steps_for
+from paddle_rbt_plugin.graph.rewrite import RULES, Step, replaces, steps_for
+from paddle_rbt_plugin.handover.local import paddle_placements
 
-_LEAVES = ("builtin.parameter", "pd_op.data")
+_KINDS: Mapping[str, TensorKind] = {"builtin.parameter": "param", "pd_op.data": "data"}
 
 
 def build_op(
@@ -29,19 +32,60 @@ def build_op(
 ) -> list[Any]:
     """Builds what stands for an op in the current program; ``inputs`` are distributed values by slot, and ``result`` is the
     first result of the op in the serial program. ``forms`` are the ops that may take another form. Returns the ops built, the
-    last of which has the op's results.
+    last of which has the op's results. An op that Paddle does not build on its operands as they lie is built on less sharded
+    ones (``less_sharded``).
 
     Raises UnsupportedProgram for an op that the installed Paddle does not list."""
+    values = [v for of in inputs.values() for v in of]
+    others = less_sharded([placement_of(v) for v in values])
+    try:
+        return _build(name, attrs, inputs, result, mesh, forms)
+    except UnsupportedProgram:
+        raise
+    except Exception:  # Paddle's own exceptions have no common base
+        if not others:
+            raise
+    for placements in others:
+        brought = [_brought(v, p) for v, p in zip(values, placements, strict=True)]
+        remaining = iter(brought)
+        try:
+            built = _build(
+                name, attrs, {slot: [next(remaining) for _ in of] for slot, of in inputs.items()}, result, mesh, forms
+            )
+        except Exception:
+            if placements == others[-1]:
+                raise
+        else:
+            break
+    return [*(v.get_defining_op() for v, old in zip(brought, values, strict=True) if v is not old), *built]
+
+
+def _brought(value: Any, placement: Placement) -> Any:
+    if placement == placement_of(value):
+        return value
+    mesh = value.process_mesh
+    return paddle._C_ops.reshard(value, mesh, paddle_placements(placement, len(mesh.shape)))
+
+
+def _build(
+    name: str,
+    attrs: Mapping[str, Any],
+    inputs: Mapping[str, Sequence[Any]],
+    result: Any,
+    mesh: ProcessMesh,
+    forms: Collection[str],
+) -> list[Any]:
     if name == LINEAR:  # read as these two
         product = call_op(
             "matmul",
             [("transpose_x", False), ("transpose_y", attrs["transpose_weight"])],
             {"x": inputs["input"], "y": inputs["weight"]},
         )
-        return [producer_of(product[0]), producer_of(call_op("add", (), {"x": product, "y": inputs["bias"]})[0])]
+        total = call_op("add", (), {"x": [finished(product[0])], "y": inputs["bias"]})
+        return [producer_of(product[0]), producer_of(total[0])]
     if name in RULES:
         operand = next(values[0] for values in inputs.values())
-        if operand.get_defining_op().name() not in _LEAVES:
+        if replaces(name, _KINDS.get(operand.get_defining_op().name(), "var")):
             steps = steps_for(name, tuple(operand.shape), tuple(result.shape), attrs, dtype_name(operand.dtype))
             if steps:
                 return _build_steps(steps, operand)
@@ -49,7 +93,7 @@ def build_op(
         first = {slot: values[0] for slot, values in inputs.items() if values}
         shapes = {slot: tuple(value.shape) for slot, value in first.items()}
         placements = {slot: placement_of(value) for slot, value in first.items()}
-        rank = _rank_on(mesh)
+        rank = rank_on(mesh)
         form = sharded_form(name, attrs, shapes, placements, mesh, rank)
         name, attrs = form.type, form.attrs
         inputs = {form.slots.get(slot, slot): values for slot, values in inputs.items()}
@@ -76,7 +120,7 @@ def _ring(mesh: ProcessMesh, axis: str, rank: int) -> int:
     return int(new_process_group(sorted(group)).id)
 
 
-def _rank_on(mesh: ProcessMesh) -> int:
+def rank_on(mesh: ProcessMesh) -> int:
     """The rank whose program is built; the mesh's first where this process is none of its ranks, as in planning."""
     rank = int(paddle.distributed.get_rank())
     return rank if rank in mesh.ranks else mesh.ranks[0]

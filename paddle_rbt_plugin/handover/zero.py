@@ -23,13 +23,12 @@ from paddle.distributed.fleet.meta_optimizers.common import OpRole
 from paddle_rbt_plugin.completion import Placement
 from paddle_rbt_plugin.completion.oracle import placement_of, set_placement, tensor_attr
 from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.handover.updates import ELEMENTWISE
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.tuner import Constraint
 
 STAGES = (0, 1, 2)
 """What can be handed over. Stage 3 would have to place the parameters themselves along dp."""
-_OPTIMIZERS = ("Adam", "AdamW", "SGD")
-"""Those of ``paddle.optimizer`` whose update Paddle runs on shards."""
 
 
 def shard_dimension(shape: Sequence[int], dims_mapping: Sequence[int], axis: int, replicas: int) -> int | None:
@@ -77,8 +76,8 @@ def _undivided(strategy: Any, optimizer: Any) -> str | None:
         return "training without an optimizer"
     if _is_wrapped(optimizer):
         return f"training with a {name} of dist.shard_optimizer, which divides its states itself"
-    if not isinstance(optimizer, tuple(getattr(paddle.optimizer, name) for name in _OPTIMIZERS)):
-        return f"training with {name}, whose update Paddle does not run on shards (it does for {', '.join(_OPTIMIZERS)})"
+    if not isinstance(optimizer, tuple(getattr(paddle.optimizer, name) for name in ELEMENTWISE)):
+        return f"training with {name}, whose update does not run on shards (that of {', '.join(ELEMENTWISE)} does)"
     if strategy.amp.enable and strategy.amp.dtype == "float16":
         return "training in float16, whose loss scaling reads whole gradients"
     return None

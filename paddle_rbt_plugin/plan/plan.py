@@ -252,6 +252,13 @@ class Plan:
 
         return shard_dataloader(self, loader)
 
+    def check_replicas(self, model: Any) -> None:
+        """Compares what the ranks hold of a sharded Layer: replicas must be equal. Raises HandoverError naming the first tensor
+        that differs, and the ranks. All ranks call it."""
+        from paddle_rbt_plugin.handover.replicas import check_layer
+
+        check_layer(self, model)
+
     def to_strategy(self) -> Any:
         """A ``paddle.distributed.Strategy`` with the settings of the plan."""
         from paddle_rbt_plugin.handover.strategy import to_strategy

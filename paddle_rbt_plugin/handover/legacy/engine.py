@@ -21,8 +21,9 @@ from paddle.distributed.passes.pass_base import PassContext, new_pass
 from paddle_rbt_plugin.config import PASS_NAME
 from paddle_rbt_plugin.errors import TunerError, TuningFinished
 from paddle_rbt_plugin.graph.legacy import LegacyGraph, read_legacy_program
+from paddle_rbt_plugin.handover import engine_random
 from paddle_rbt_plugin.handover.engine_state import engine_plan, own_strategy, pass_attributes, set_engine_plan
-from paddle_rbt_plugin.handover.legacy import patches
+from paddle_rbt_plugin.handover.legacy import patches, random
 from paddle_rbt_plugin.handover.legacy.annotate import annotate, check_completed
 from paddle_rbt_plugin.handover.legacy.ops import legacy_static_ops
 from paddle_rbt_plugin.handover.patches import enable_static_training_on_cpu
@@ -45,6 +46,7 @@ def install() -> None:
     """Wraps the engine. PIR engines never reach ``_plan``, so they are not touched."""
     patches.let_engine_start_without_cuda()
     patches.let_engine_share_parameters_on_cpu()
+    engine_random.install()
     plan_original, parallel_original, prepare_original = Engine._plan, Engine._parallel, Engine._prepare_program
 
     @functools.wraps(plan_original)
@@ -58,12 +60,17 @@ def install() -> None:
 
     @functools.wraps(parallel_original)
     def parallel(engine: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
-        result = parallel_original(engine, mode, *args, **kwargs)
-        if is_enabled(engine._strategy.tuning):
-            check_clips(engine._dist_contexts[mode])
-            check_batches(engine._dist_contexts[mode].dist_main_programs.values())
-        if is_enabled(engine._strategy.tuning) and not paddle.is_compiled_with_cuda():
-            programs = list(engine._dist_contexts[mode].dist_main_programs.values())
+        if not is_enabled(engine._strategy.tuning):
+            return parallel_original(engine, mode, *args, **kwargs)
+        with random.controlled(engine._cur_rank) as streams:
+            result = parallel_original(engine, mode, *args, **kwargs)
+        random.draw_local_shapes(engine._dist_contexts[mode].dist_main_programs[engine._cur_rank])
+        device = random.device_shard(engine._dist_contexts[mode], engine._cur_rank)
+        engine_random.set_streams(engine, mode, streams, device)
+        check_clips(engine._dist_contexts[mode])
+        programs = list(engine._dist_contexts[mode].dist_main_programs.values())
+        check_batches(programs)
+        if not paddle.is_compiled_with_cuda():
             check_runs_on_cpu(programs)
             if paddle.distributed.get_world_size() > 1:
                 patches.reduce_norms_on_cpu(programs, range(paddle.distributed.get_world_size()))

@@ -1,0 +1,69 @@
+"""The random state of a checkpoint.
+
+The state of Paddle's generators cannot be read as data, and is that of one rank of one plan. So a checkpoint keeps a seed: the
+rank that saves draws it, every rank is seeded with it then, and again when it is loaded. The streams of an engine's random ops
+are a seed and the number of the step. Of NumPy and Python every rank loads its state as the index has it, that of rank 0.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+
+from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.handover import dygraph_random
+from paddle_rbt_plugin.handover.engine_outputs import dygraph
+from paddle_rbt_plugin.handover.engine_random import source_of
+
+
+def renewed(engine: Any, model: Any) -> dict[str, Any]:
+    """Seeds all ranks anew, and what leads to the same state."""
+    with dygraph():
+        seed = paddle.randint(1, 2**31 - 1, [1], dtype="int64")
+        if dist.get_world_size() > 1:
+            dist.broadcast(seed, src=0)
+        number = int(seed.item())
+    _seed(model, number)
+    state: Any = np.random.get_state(legacy=True)
+    kind, keys, position, *_ = state
+    version, words, gauss = random.getstate()
+    return {
+        "seed": number,
+        "streams": _streams(engine),
+        "numpy": [str(kind), [int(k) for k in keys], int(position), 0],
+        "python": [version, list(words), gauss],
+    }
+
+
+def restore(saved: dict[str, Any], engine: Any, model: Any) -> None:
+    """Sets the random state of this rank. Raises TunerError for numbers that are no state."""
+    _seed(model, saved["seed"])
+    try:
+        kind, keys, position, _ = saved["numpy"]
+        state: Any = (kind, np.array(keys, "uint32"), position)
+        np.random.set_state(state)
+        version, words, gauss = saved["python"]
+        random.setstate((version, tuple(words), gauss))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TunerError(f"the checkpoint is damaged: its random state: {error}") from error
+    if engine is not None:
+        begin = saved["streams"] or {"seed": saved["seed"], "step": 0}
+        source = source_of(engine)
+        source.seed, source.step = begin["seed"], begin["step"]
+
+
+def _seed(model: Any, seed: int) -> None:
+    with dygraph():
+        if dygraph_random.is_on_streams(model):
+            dygraph_random.restart(model, seed)
+        else:
+            paddle.seed(seed)
+
+
+def _streams(engine: Any) -> dict[str, int] | None:
+    source = None if engine is None else source_of(engine)
+    return None if source is None else {"seed": int(source.seed), "step": int(source.step)}
