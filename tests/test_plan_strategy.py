@@ -74,10 +74,12 @@ def test_what_no_hand_over_applies_is_recommended_and_said_to_be() -> None:
     assert any(n.startswith("recommended, not applied: sequence parallelism") for n in notes)
 
 
-@pytest.mark.parametrize(("recompute", "what"), [("selective", "the attention cores"), ("full", "the layers")])
-def test_recomputation_is_said_to_be_applied_to_programs_and_left_to_dygraph_users(recompute, what) -> None:
+@pytest.mark.parametrize(("recompute", "said"), [("selective", True), ("full", False)])
+def test_recomputation_of_attention_cores_is_said_to_be_applied_to_programs_only(recompute, said) -> None:
     notes = planned(recompute=recompute, pp=1, sequence_parallel=False).notes
-    assert any(n.startswith(f"recomputation is applied to static programs; in dygraph, wrap {what} in") for n in notes)
+    assert (
+        any(n.startswith("recomputation of the attention cores is applied to static programs; dygraph") for n in notes) == said
+    )
     assert not any("recommended" in n for n in notes)
 
 

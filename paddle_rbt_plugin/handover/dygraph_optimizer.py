@@ -284,6 +284,8 @@ class _OnShards:
             if value is None:
                 raise TunerError(f"the state dict lacks {name!r}, a state of the optimizer")
             value = value if isinstance(value, paddle.Tensor) else paddle.to_tensor(value)
+            if value.is_dist() and value.process_mesh != parameter.process_mesh:
+                value = dist.unshard_dtensor(value)
             placed = moved(parameter.process_mesh, self._state_placements(state.name, parameter), value)
             state._local_value().copy_(placed._local_value(), False)
             given[state.name] = state

@@ -18,6 +18,7 @@ from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph.pir import is_present, plain_attrs
 from paddle_rbt_plugin.graph.random_ops import SEED_OP, draws, draws_again_the_same
+from paddle_rbt_plugin.handover.legacy import communication as legacy_communication
 
 
 @contextlib.contextmanager
@@ -62,6 +63,9 @@ def enable_static_training_on_cpu(meshes: Sequence[Any]) -> None:
                 f"static PIR programs on CPU compute wrong numbers on a mesh with two active axes ({mesh.shape}): train on "
                 "GPUs, through plan.shard_layer (dygraph), or restrict the search to one axis, e.g. search_space={'mp': 1}"
             )
+    if paddle.__version__.startswith("2."):
+        legacy_communication.enable_on_cpu_of_paddle_2()
+        return
     from paddle.distributed.auto_parallel.static.reshard_funcs import p_to_s_reshard_func, s_to_s_reshard_func
 
     p_to_s_reshard_func.PToSReshardFunction.reshard = _reshard_through_whole

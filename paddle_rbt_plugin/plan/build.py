@@ -125,16 +125,13 @@ def not_applied(result: SearchResult) -> tuple[str, ...]:
 
 
 def applied_to_programs(result: SearchResult) -> tuple[str, ...]:
-    """What of the plan is applied to static programs, and what dygraph users do about it themselves."""
+    """What of the plan is applied to static programs only, and what dygraph users do about it."""
     ways = {s.recompute for s in result.best.layers or ()} or {result.best.candidate.recompute}
-    regions = {"full": "the layers", "selective": "the attention cores"}
-    wrapped = " and ".join(regions[way] for way in ("full", "selective") if way in ways)
-    if not wrapped:
+    if "selective" not in ways:
         return ()
-    some = " that its stages name" if len(ways) > 1 else ""
     return (
-        f"recomputation is applied to static programs; in dygraph, wrap {wrapped}{some} in "
-        "paddle.distributed.fleet.utils.recompute",
+        "recomputation of the attention cores is applied to static programs; dygraph runs whole layers again only, which "
+        "search_space={'recompute': ['none', 'full']} plans",
     )
 
 

@@ -1,8 +1,9 @@
 """Trains the small GPT through ``auto.Engine`` on legacy programs; every rank writes what it saw.
 
-    python engine_worker.py SETTINGS STEPS OUT
+    python engine_worker.py SETTINGS STEPS CLIP OUT
 
-``SETTINGS`` is JSON: the fields of ``strategy.tuning``, or null for Paddle's own engine without the tuner.
+``SETTINGS`` is JSON: the fields of ``strategy.tuning``, or null for Paddle's own engine without the tuner. ``CLIP`` names a
+clip of gradients, or is none.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import paddle
 import paddle.distributed as dist
@@ -25,7 +27,19 @@ import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.models import build, sample_batch
 
 
-def run(settings: dict | None, steps: int) -> dict:
+def momentum(network: paddle.nn.Layer, clip: Any) -> Any:
+    """An optimizer to which the size of a gradient matters."""
+    return paddle.optimizer.Momentum(0.5, parameters=network.parameters(), grad_clip=clip)
+
+
+OPTIMIZERS = {
+    "none": lambda network: paddle.optimizer.AdamW(1e-2, parameters=network.parameters()),
+    "global norm": lambda network: momentum(network, paddle.nn.ClipGradByGlobalNorm(0.05)),
+    "norm": lambda network: momentum(network, paddle.nn.ClipGradByNorm(0.01)),
+}
+
+
+def run(settings: dict | None, steps: int, clip: str) -> dict:
     paddle.seed(2024)
     network = Logits(build(CONFIG))
     batches = [sample_batch(CONFIG, BATCH, seed) for seed in range(steps)]
@@ -33,7 +47,7 @@ def run(settings: dict | None, steps: int) -> dict:
     if settings is not None:
         for name, value in ({"enable": True, "pass_name": "rule_based_tuner"} | settings).items():
             setattr(strategy.tuning, name, value)
-    optimizer = paddle.optimizer.AdamW(1e-2, parameters=network.parameters())
+    optimizer = OPTIMIZERS[clip](network)
     engine = auto.Engine(network, network.model.criterion, optimizer, strategy=strategy)
     recorded = Losses()
     engine.fit(Samples(batches), batch_size=BATCH, epochs=1, verbose=0, callbacks=[recorded])
@@ -58,9 +72,9 @@ def placements(engine: auto.Engine, mode: str) -> dict:
 
 if __name__ == "__main__":
     paddle.set_device("cpu")
-    settings, steps, out = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    settings, steps, clip, out = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     if "PADDLE_TRAINER_ID" in os.environ:
         dist.init_parallel_env()
     with rbt.legacy_static_ops() if settings is None else contextlib.nullcontext():  # the tuner enters it by itself
-        result = run(settings, steps)
+        result = run(settings, steps, clip)
     Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(result))

@@ -17,7 +17,7 @@ WORKER = Path(__file__).parent / "engine_worker.py"
 STEPS = 4
 
 
-def train(folder: Path, settings: dict | None, processes: int = 1) -> list[dict[str, Any]]:
+def train(folder: Path, settings: dict | None, processes: int = 1, clip: str = "none") -> list[dict[str, Any]]:
     """What every rank saw."""
     folder.mkdir(parents=True)
     command = [sys.executable]
@@ -26,7 +26,7 @@ def train(folder: Path, settings: dict | None, processes: int = 1) -> list[dict[
         command += ["--log_dir", str(folder / "log")]
     out = folder / "result"
     done = subprocess.run(
-        [*command, str(WORKER), json.dumps(settings), str(STEPS), str(out)],
+        [*command, str(WORKER), json.dumps(settings), str(STEPS), clip, str(out)],
         env=os.environ | {"FLAGS_enable_pir_api": "0"}, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     logs = "".join(p.read_text()[-3000:] for p in sorted(folder.glob("log/workerlog.*")))
@@ -55,7 +55,8 @@ def test_evaluation_reuses_the_plan_of_training(tmp_path: Path) -> None:
 
 
 two_processes = pytest.mark.skipif(
-    not paddle.__version__.startswith("3.1"), reason="legacy programs communicate between CPU processes on Paddle 3.1 only"
+    not paddle.__version__.startswith(("2.6", "3.1")),
+    reason="legacy programs communicate between CPU processes up to Paddle 3.1",
 )
 
 
@@ -70,3 +71,22 @@ def test_two_processes_train_to_the_serial_loss(tmp_path: Path, stock: dict, spa
     np.testing.assert_allclose(losses, stock["losses"], rtol=0, atol=1e-5)
     assert all(r["plan"]["degrees"] == {"pp": 1, "dp": 1, "mp": 1} | space for r in ranks)
     assert all(r["placements"]["eval"] == r["placements"]["train"] for r in ranks)
+
+
+@pytest.mark.slow
+@two_processes
+@pytest.mark.parametrize("space", [{"dp": 2}, {"mp": 2}], ids=["dp2", "mp2"])
+def test_two_processes_clip_by_the_norm_of_all_gradients_as_one_does(tmp_path: Path, space: dict) -> None:
+    serial = train(tmp_path / "stock", None, clip="global norm")[0]["losses"]
+    settings = {"search_space": space, "blocked_plugins": ["shared_word_embedding"]}
+    ranks = train(tmp_path / "run", settings, processes=2, clip="global norm")
+    losses = np.mean([r["losses"] for r in ranks], axis=0)
+    np.testing.assert_allclose(losses, serial, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@two_processes
+def test_a_clip_by_the_norm_of_each_gradient_is_refused_where_gradients_are_divided(tmp_path: Path) -> None:
+    settings = {"search_space": {"mp": 2}, "blocked_plugins": ["shared_word_embedding"]}
+    with pytest.raises(AssertionError, match="TunerError: ClipGradByNorm would clip the parts of"):
+        train(tmp_path / "run", settings, processes=2, clip="norm")

@@ -10,6 +10,7 @@ import functools
 import json
 import os
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +67,20 @@ def install() -> None:
         random.draw_local_shapes(engine._dist_contexts[mode].dist_main_programs[engine._cur_rank])
         device = random.device_shard(engine._dist_contexts[mode], engine._cur_rank)
         engine_random.set_streams(engine, mode, streams, device)
+        check_clips(engine._dist_contexts[mode])
+        programs = list(engine._dist_contexts[mode].dist_main_programs.values())
+        check_batches(programs)
         if not paddle.is_compiled_with_cuda():
-            check_runs_on_cpu(engine._dist_contexts[mode].dist_main_programs.values())
+            check_runs_on_cpu(programs)
+            if paddle.distributed.get_world_size() > 1:
+                patches.reduce_norms_on_cpu(programs, range(paddle.distributed.get_world_size()))
         return result
 
     @functools.wraps(prepare_original)
     def prepare(engine: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_enabled(engine._strategy.tuning) or getattr(engine, "_in_pir_mode", False):
             return prepare_original(engine, *args, **kwargs)
-        own_strategy(engine)
+        patches.leave_out_sequence_parallel_pass(own_strategy(engine))
         with legacy_static_ops():
             return prepare_original(engine, *args, **kwargs)
 
@@ -82,6 +88,39 @@ def install() -> None:
     Engine._plan = plan
     Engine._parallel = parallel
     Engine._prepare_program = prepare
+
+
+def check_clips(context: Any) -> None:
+    """Raises TunerError where partitioned programs clip the part of a gradient that a rank holds by the norm of that part."""
+    for program in context.dist_main_programs.values():
+        block = program.global_block()
+        for op in (op for op in block.ops if op.type == "clip_by_norm"):
+            gradient = op.input("X")[0]
+            placed = context.get_tensor_dist_attr_for_program(block.vars[gradient])
+            degrees = placed.process_mesh.shape if placed is not None else []
+            if placed is not None and any(axis >= 0 and degrees[axis] > 1 for axis in placed.dims_mapping):
+                raise TunerError(
+                    f"ClipGradByNorm would clip the parts of {gradient!r}, which the plan divides, each by its own norm in "
+                    "legacy programs; use ClipGradByGlobalNorm or ClipGradByValue, or plan with search_space={'mp': 1}"
+                )
+
+
+def check_batches(programs: Iterable[Any]) -> None:
+    """Raises TunerError where Paddle goes on with a part of a sum that all ranks have, which no plan asks for: weights that are
+    read then see half of a batch, and their gradients lack the other half."""
+    for program in programs:
+        ops = program.global_block().ops
+        for before, op in pairwise(ops):
+            cut = op.type == "split" and "/auto_parallel/reshard" in op.attr("op_namescope") and op.attr("axis") == 0
+            if cut and before.type in _REDUCTIONS and before.output_arg_names[0] == op.input_arg_names[0]:
+                raise TunerError(
+                    f"Paddle's completion divides the batch of {op.input_arg_names[0]!r} over ranks that the plan gives the "
+                    "whole batch, so that it would train another model; plan without dividing what is summed there, for "
+                    "example with search_space={'mp': 1}"
+                )
+
+
+_REDUCTIONS = ("all_reduce", "c_allreduce_sum")
 
 
 def check_runs_on_cpu(programs: Iterable[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -28,6 +29,32 @@ def let_engine_start_without_cuda() -> None:
         return cluster
 
     engine.get_default_cluster = get_default_cluster
+
+
+def reduce_norms_on_cpu(programs: Iterable[Any], ranks: Iterable[int]) -> None:
+    """Lets partitioned programs sum the squares of all gradients between the CPU processes ``ranks``, for clipping.
+
+    Reason: that sum runs on ring 0, of which gloo has no communicator in static programs (``ProcessGroup.instantiate`` leaves
+    it out, for making it again would hang), and the executor then looks for a device that has one: ``interface not found``.
+    The ring that is made of the same ranks takes its place. Versions: 2.6 to 3.1.
+    """
+    from paddle.distributed.auto_parallel.static.process_group import new_process_group
+
+    ring = new_process_group(sorted(ranks)).id
+    for op in (op for program in programs for op in program.global_block().ops):
+        if op.has_attr("ring_id") and op.attr("ring_id") == 0:
+            op._set_attr("ring_id", ring)
+
+
+def leave_out_sequence_parallel_pass(strategy: Any) -> None:
+    """Keeps Paddle from fusing an all-reduce and the split of its result into a reduce-scatter, in an engine's own strategy.
+
+    Reason: the pass, which is on by default, asks the all-reduce for an input that has another name since 3.0, ``Input X cannot
+    be found in operator all_reduce``, where an op reads a sum cut, which ``check_batches`` refuses with its reason; and CPUs
+    have no reduce-scatter. Plans of legacy programs have no sequence parallelism. Versions: 2.6 to 3.1.
+    """
+    if hasattr(strategy, "sp_optimization"):
+        strategy.sp_optimization.enable = False
 
 
 def let_engine_share_parameters_on_cpu() -> None:
