@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+from paddle_rbt_plugin.completion.operands import less_sharded, whole_along, wrongly_summed
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.api import Argument, signature
@@ -127,8 +128,8 @@ class Oracle:
 
     def _brought(self, forward: Question) -> tuple[Placement, ...] | None:
         """The placements to which an op brings its operands before it is built: all whole for one that has to draw its whole
-        result on every rank and would draw shards, others for one that Paddle does not build on operands that lie so. None for
-        an op that is built as it stands."""
+        result on every rank and would draw shards, others for one that Paddle does not build right on operands that lie so
+        (``operands``). None for an op that is built as it stands."""
         if forward not in self._placements:
             self._placements[forward] = self._find_brought(forward)
         return self._placements[forward]
@@ -136,7 +137,7 @@ class Oracle:
     def _find_brought(self, forward: Question) -> tuple[Placement, ...] | None:
         given = tuple(o.placement for o in forward.operands)
         try:
-            made = [product.made for product in self._build(forward)[0].products]
+            built = self._build(forward)[0]
         except UnsupportedProgram:
             others = less_sharded(given)
             for other in others[:-1]:
@@ -144,8 +145,11 @@ class Oracle:
                     self._build(_placed(forward, other))
                     return other
             return others[-1] if others else None
-        drawn_whole = draws_whole(forward.op, dict(forward.attrs)) and any(placement.is_sharded() for placement in made)
-        return less_sharded(given)[-1] if drawn_whole and forward.slots else None
+        made = [product.made for product in built.products]
+        if draws_whole(forward.op, dict(forward.attrs)) and any(placement.is_sharded() for placement in made) and given:
+            return less_sharded(given)[-1]
+        axes = wrongly_summed(built.type, made)
+        return whole_along(given, axes) if axes else None
 
     def _of_brought(self, question: Question, placements: tuple[Placement, ...]) -> tuple[Built, ...]:
         """The answer for operands of these placements as one for those of ``question``, which the op brings there itself."""
@@ -185,15 +189,6 @@ class Oracle:
             self._inputs = _Inputs(paddle.static.Program(), self._paddle_mesh)
         with paddle.static.program_guard(self._inputs.program):
             return _Scratch(self._inputs, question).answer()
-
-
-def less_sharded(placements: Sequence[Placement]) -> list[tuple[Placement, ...]]:
-    """What the operands of an op that cannot be built on ``placements`` are brought to, in the order in which it is tried:
-    sharded along their first dimension only, which is mostly the batch, then whole. None where they are whole."""
-    by_batch = tuple(Placement((*p.dims_mapping[:1], *(-1,) * (len(p.dims_mapping) - 1))) for p in placements)
-    whole = tuple(Placement.replicated(len(p.dims_mapping)) for p in placements)
-    given = tuple(placements)
-    return [other for other in dict.fromkeys((by_batch, whole)) if given not in (other, whole)]
 
 
 def _taken_back(product: Product, question: Question) -> Product:
@@ -434,9 +429,20 @@ def call_op(name: str, attrs: Iterable[tuple[str, Any]], inputs: Mapping[str, Se
         else:
             value = values[argument.name]
             args.append(list(value) if isinstance(value, tuple) else value)
+    if name in _COUNTED_FROM_THE_FRONT:
+        args[1] = _number(args[1]) % len(args[0].shape)
     built = function(*args)
     first = next(v for v in (built if isinstance(built, (list, tuple)) else [built]) if v is not None)
     return [v for r in producer_of(first).results() for v in _results(r)]
+
+
+_COUNTED_FROM_THE_FRONT = frozenset({"cumsum"})
+"""Ops whose second argument is a dimension that Paddle's sharding rule reads out of bounds where it is negative."""
+
+
+def _number(value: Any) -> int:
+    """A number that an op takes as an attribute or as the result of a constant op."""
+    return value if isinstance(value, int) else int(value.get_defining_op().attrs()["value"])
 
 
 def _function(name: str) -> tuple[Any, tuple[Argument, ...]]:
@@ -458,6 +464,13 @@ def producer_of(value: Any) -> Any:
     """The op that computes a value, looking through the container that splits a list of results."""
     op = value.get_defining_op()
     return op.operand_source(0).get_defining_op() if op.name() == "builtin.split" else op
+
+
+def made_by(op: Any) -> list[Placement]:
+    """How a built op makes its results."""
+    attr, results = op.dist_attr, [v for r in op.results() for v in _results(r)]
+    made = [a for i in range(op.num_results()) for a in (_tensor_attrs(attr.result(i)) if attr is not None else ())]
+    return [_placement(a, len(value.shape)) for a, value in zip(made, results, strict=False)]
 
 
 def set_placement(value: Any, mesh: Any, placement: Placement) -> None:

@@ -11,7 +11,8 @@ from paddle.distributed.auto_parallel.static.process_group import new_process_gr
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.forms import sharded_form
-from paddle_rbt_plugin.completion.oracle import call_op, finished, less_sharded, placement_of, producer_of, set_placement
+from paddle_rbt_plugin.completion.operands import less_sharded, whole_along, wrongly_summed
+from paddle_rbt_plugin.completion.oracle import call_op, finished, made_by, placement_of, producer_of, set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.graph import TensorKind
@@ -32,19 +33,27 @@ def build_op(
 ) -> list[Any]:
     """Builds what stands for an op in the current program; ``inputs`` are distributed values by slot, and ``result`` is the
     first result of the op in the serial program. ``forms`` are the ops that may take another form. Returns the ops built, the
-    last of which has the op's results. An op that Paddle does not build on its operands as they lie is built on less sharded
-    ones (``less_sharded``).
+    last of which has the op's results. An op that Paddle does not build right on its operands as they lie is built on less
+    sharded ones (``completion.operands``).
 
     Raises UnsupportedProgram for an op that the installed Paddle does not list."""
     values = [v for of in inputs.values() for v in of]
-    others = less_sharded([placement_of(v) for v in values])
+    given = [placement_of(v) for v in values]
     try:
-        return _build(name, attrs, inputs, result, mesh, forms)
+        built = _build(name, attrs, inputs, result, mesh, forms)
     except UnsupportedProgram:
         raise
     except Exception:  # Paddle's own exceptions have no common base
+        others = less_sharded(given)
         if not others:
             raise
+    else:
+        axes = wrongly_summed(built[-1].name().split(".", 1)[1], made_by(built[-1]))
+        if not axes:
+            return built
+        others = [whole_along(given, axes)]
+        for op in reversed(built):
+            op.erase()
     for placements in others:
         brought = [_brought(v, p) for v, p in zip(values, placements, strict=True)]
         remaining = iter(brought)
