@@ -15,6 +15,7 @@ from paddle_rbt_plugin.completion import Kernel, Placement, SegmentWork, Value
 from paddle_rbt_plugin.cost.attention import forward_cores
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph import Graph, read_program
+from paddle_rbt_plugin.graph.constants import RANDOM_OPS
 from paddle_rbt_plugin.graph.pir import RECOMPUTE_MARKS
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.layers.layers import Segment
@@ -22,23 +23,6 @@ from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.tuner import Constraint
 
 _MARK = RECOMPUTE_MARKS[0]
-_RANDOM = frozenset(
-    {
-        "bernoulli",
-        "binomial",
-        "class_center_sample",
-        "dirichlet",
-        "dropout",
-        "exponential",
-        "flash_attn",
-        "flash_attn_qkvpacked",
-    }
-    | {"flash_attn_unpadded", "flash_attn_varlen_qkvpacked", "flashmask_attention", "fractional_max_pool2d"}
-    | {"fractional_max_pool3d", "fused_attention", "fused_bias_dropout_residual_layer_norm", "fused_dropout_add"}
-    | {"fused_feedforward", "gaussian", "gumbel_softmax", "memory_efficient_attention", "multinomial", "poisson", "randint"}
-    | {"randperm", "rrelu", "standard_gamma", "truncated_gaussian_random", "uniform"}
-)
-"""Ops that draw random numbers."""
 _PROBABILITIES = ("p", "dropout", "dropout_p", "dropout_rate")
 """Attributes that are 0 where such an op draws none."""
 
@@ -110,7 +94,7 @@ def _obstacle(program: Any) -> str | None:
     graph, ops = read_program(program, needs_loss=False), program.global_block().ops
     for op in (graph.ops[i] for block in cluster_layers(graph).blocks for i in block.ops):
         silent = op.attrs.get("is_test") or any(op.attrs.get(name) == 0 for name in _PROBABILITIES)
-        if op.type in _RANDOM and not silent:
+        if op.type in RANDOM_OPS and not silent:
             return f"{op.name} in the layers draws random numbers, of which Paddle's recomputation would draw others"
         if ops[op.source].name().endswith("_"):
             return f"{op.name} in the layers changes its operands, and recomputation would do so twice"

@@ -67,7 +67,15 @@ def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], custom_ops: bool
     ``build_op``. ``custom_ops`` says that all values of the program are distributed, without which custom ops cannot be built.
 
     Raises UnsupportedProgram for an op that cannot be built again."""
-    name = op.name().split(".", 1)[1]
+    built, results = build_again(op, operands_by_slot(op), mesh, forms, custom_ops)
+    for old_result, new_result in zip(results_of(op), results, strict=True):
+        old_result.replace_all_uses_with(new_result)
+    erase(op)
+    return built
+
+
+def operands_by_slot(op: Any) -> dict[str, list[Any]]:
+    """The tensors that an op reads; a slot has several where they come in a list."""
     inputs: dict[str, list[Any]] = {}
     for slot, value in zip(op.get_input_names(), op.operands_source(), strict=True):
         if value is None or not value.initialized():
@@ -76,6 +84,22 @@ def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], custom_ops: bool
             inputs[slot] = list(value.get_defining_op().operands_source())
         else:
             inputs[slot] = [value]
+    return inputs
+
+
+def build_again(
+    op: Any,
+    inputs: Mapping[str, list[Any]],
+    mesh: ProcessMesh,
+    forms: Collection[str],
+    custom_ops: bool = False,
+    recomputed: bool = True,
+) -> tuple[list[Any], list[Any]]:
+    """Builds on ``inputs`` what ``op`` computes, beside it; returns the ops built and the tensors that stand for its results.
+    They are ``recomputed`` where ``op`` is, or not at all.
+
+    Raises UnsupportedProgram for an op that cannot be built again."""
+    name = op.name().split(".", 1)[1]
     if op.name().startswith(PREFIX):
         if not custom_ops:
             raise UnsupportedProgram(
@@ -84,18 +108,22 @@ def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], custom_ops: bool
         built, results = build_custom_op(name, plain_attrs(op), inputs, mesh, paddle_mesh(mesh))
     else:
         built = build_op(name, plain_attrs(op), inputs, op.result(0), mesh, forms)
-        results = _results(built[-1])
+        results = results_of(built[-1])
     for new in built:
         if op.has_attr("struct_name"):
             new.set_str_attr("struct_name", op.attrs()["struct_name"])
         for mark in RECOMPUTE_MARKS:
-            if op.has_attr(mark):
+            if recomputed and op.has_attr(mark):
                 new.set_int_attr(mark, op.attrs()[mark])
         new.op_role = op.op_role
-    for old_result, new_result in zip(_results(op), results, strict=True):
+    for old_result, new_result in zip(results_of(op), results, strict=True):
         new_result.stop_gradient = old_result.stop_gradient
         new_result.persistable = old_result.persistable
-        old_result.replace_all_uses_with(new_result)
+    return built, results
+
+
+def erase(op: Any) -> None:
+    """Erases an op that nothing reads, with the containers of its lists."""
     old_inputs = [v for v in op.operands_source() if v is not None and v.initialized() and v.is_combine()]
     for split in [user for r in op.results() if r.initialized() and r.is_combine() for user in r.all_used_ops()]:
         split.erase()
@@ -103,10 +131,9 @@ def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], custom_ops: bool
     for value in old_inputs:
         if value.use_empty():
             value.get_defining_op().erase()
-    return built
 
 
-def _results(op: Any) -> list[Any]:
+def results_of(op: Any) -> list[Any]:
     """The op's tensors: those of the container that splits a list result."""
     values = []
     for r in op.results():

@@ -43,6 +43,7 @@ from paddle_rbt_plugin.graph.pir import dtype_name
 from paddle_rbt_plugin.handover.pipeline import annotate_stages, schedulable
 from paddle_rbt_plugin.handover.recompute import mark, recomputes, strategy_of
 from paddle_rbt_plugin.handover.replay import annotate
+from paddle_rbt_plugin.handover.shared_weights import gradients_summed
 from paddle_rbt_plugin.handover.zero import STAGES, divided, shard_dimension
 from paddle_rbt_plugin.layers.layers import Segment
 from paddle_rbt_plugin.plan.plan import Plan
@@ -172,7 +173,7 @@ def partition(program: Any, train: bool = True, recompute: bool = False, zero_st
         if train:
             loss = [op for op in program.global_block().ops if op.num_results()][-1].result(0)
             optimizer = paddle.optimizer.AdamW(1e-3)
-            with paddle.static.program_guard(program, startup), divided(optimizer, zero_stage):
+            with paddle.static.program_guard(program, startup), gradients_summed(optimizer), divided(optimizer, zero_stage):
                 with auto_complete_op_role(program, OpRole.Backward):
                     gradients = paddle.autograd.ir_backward.append_backward(loss)
                 with auto_complete_op_role(program, OpRole.Optimize):
