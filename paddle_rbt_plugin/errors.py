@@ -38,6 +38,10 @@ class PlanError(TunerError):
     """A plan that cannot be read, or that belongs to another program or cluster."""
 
 
+class HandoverError(TunerError):
+    """A partitioned program that would train something else than the serial model under the plan."""
+
+
 class UnsupportedProgram(TunerError):
     """A program that cannot be planned: empty, without a loss, or not a forward program."""
 

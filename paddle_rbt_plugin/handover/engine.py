@@ -21,7 +21,7 @@ from paddle_rbt_plugin.completion import Placement, data_parallel
 from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph import read_program
-from paddle_rbt_plugin.handover import patches, recompute, shared_weights, zero
+from paddle_rbt_plugin.handover import gradient_merge, patches, recompute, shared_weights, zero
 from paddle_rbt_plugin.handover.engine_state import engine_plan, pass_attributes, set_engine_plan
 from paddle_rbt_plugin.handover.legacy import engine as legacy
 from paddle_rbt_plugin.handover.passes import PLAN, apply_plan
@@ -52,7 +52,8 @@ def install() -> None:
             stage = zero.stage_of(plan, engine._strategy, engine._optimizer) if mode == "train" else 0
             recomputed = recompute.switched_on(engine._strategy, engine._fwd_main_progs[mode], plan)
             copied = shared_weights.updated(engine, engine._fwd_main_progs[mode])
-            with schedulable(plan), recomputed, copied, zero.divided(engine._optimizer, stage):
+            divided = zero.divided(engine._optimizer, stage)
+            with schedulable(plan), recomputed, copied, divided, gradient_merge.averaged_first():
                 return original(engine, mode)
         if engine._strategy.auto_mode == "full_rule_based":
             warnings.warn(
