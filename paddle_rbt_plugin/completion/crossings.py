@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Literal
 
 from paddle_rbt_plugin.completion.work import Crossing, Value
 from paddle_rbt_plugin.graph import Graph
+from paddle_rbt_plugin.graph.constants import constant_ops
 from paddle_rbt_plugin.layers.layers import Layers, Segment
 
 Apart = tuple[tuple[int, int, int], ...]
@@ -15,8 +17,8 @@ Apart = tuple[tuple[int, int, int], ...]
 def reads_apart(graph: Graph, layers: Layers, stages: Sequence[int]) -> Apart:
     """The parameters that segments read on another stage than their own; ``stages`` holds the stage of each layer.
 
-    Such a stage is sent a copy in every micro step and sends the gradient back. Different cuts of a model mostly have the same
-    answer: none, or a head that is tied to the embedding."""
+    Such a stage has a copy of its own. Different cuts of a model mostly have the same answer: none, or a head that is tied to
+    the embedding."""
     home: dict[int, int] = {}
     first: dict[tuple[int, int], int] = {}
     apart = []
@@ -33,11 +35,12 @@ def crossings(
     layers: Layers,
     externals: Sequence[Sequence[int]],
     value_of: Callable[[int], Value],
-    has_gradient: Callable[[int], bool],
+    returning: Mapping[int, Collection[int]],
 ) -> Iterator[Crossing]:
     """What layers read of others: the values that their segments make, and parameters and data where several read them.
 
-    ``externals`` holds what each segment reads, see ``externals_of``."""
+    ``externals`` holds what each segment reads, see ``externals_of``, ``returning`` the layers that give a tensor a gradient."""
+    constant = constant_ops(graph)
     readers: dict[int, dict[int, None]] = {}
     for segment, read in zip(layers.segments, externals, strict=True):
         for t in read:
@@ -47,7 +50,15 @@ def crossings(
         layer = home.get(t, next(iter(reading)))
         others = tuple(sorted(reading.keys() - {layer}))
         if others:
-            yield Crossing(value_of(t), layer, others, has_gradient(t))
+            back = tuple(other for other in others if other in returning.get(t, ()))
+            yield Crossing(value_of(t), layer, others, back, _how(graph, t, constant))
+
+
+def _how(graph: Graph, tensor: int, constant: Collection[int]) -> Literal["sent", "fed", "computed", "copied"]:
+    producer, kind = graph.producer(tensor), graph.tensors[tensor].kind
+    if producer is None:
+        return "copied" if kind == "param" else "fed"
+    return "computed" if producer.index in constant else "sent"
 
 
 def results_of(graph: Graph, segment: Segment) -> list[int]:

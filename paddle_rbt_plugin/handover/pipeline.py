@@ -31,7 +31,7 @@ from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram
 from paddle_rbt_plugin.graph import Graph
 from paddle_rbt_plugin.graph.constants import constant_ops
-from paddle_rbt_plugin.graph.pir import CONTAINER_OPS, RECOMPUTE_MARKS, SINK_OPS
+from paddle_rbt_plugin.graph.pir import CONTAINER_OPS, SINK_OPS
 from paddle_rbt_plugin.handover.chunks import can_be_scheduled, mark
 from paddle_rbt_plugin.handover.local import paddle_placements
 from paddle_rbt_plugin.handover.patches import chunks_as_marked, receives_awaited
@@ -97,23 +97,49 @@ class _Annotation:
         self.meshes = [paddle_mesh(mesh) for mesh in self.process_meshes]
         layers = cluster_layers(graph)
         chunks = [chunk for chunk, (_, entries) in enumerate(groupby(plan.stages, lambda e: e.process_mesh)) for _ in entries]
-        layer_of, entry_of = layers.layer_of(), plan.stage_of_layers(layers.count)
+        layer_of = layers.layer_of()
+        self.chunk_of_layer = [chunks[entry] for entry in plan.stage_of_layers(layers.count)]
         self.interleaved = plan.vpp > 1
-        self.chunks = {op.source: chunks[entry_of[layer_of[op.index]]] for op in graph}
+        self.layers = {op.source: layer_of[op.index] for op in graph}
+        self.chunks = {source: self.chunk_of_layer[layer] for source, layer in self.layers.items()}
         self.leaf_chunks = {
             t.name: min((self.chunks[op.source] for op in graph.consumers(t.index)), default=0)
             for t in (*graph.params, *graph.data)
         }
-        # What the graph does not hold are shapes and numbers, which Paddle has as ops too.
-        computing = {op.source for op in graph} - {graph.ops[i].source for i in constant_ops(graph)}
-        self.constants = {
-            op.id(): op
-            for position, op in enumerate(program.global_block().ops)
-            if position not in computing and op.name() not in (*LEAVES, *CONTAINER_OPS, *SINK_OPS)
-        }
+        self.constants = self._shared_constants({graph.ops[i].source for i in constant_ops(graph)})
         self.made_in: dict[int, int] = {}  # the chunk that makes a value or reads it first, by the value's id
         self.whole: dict[int, Any] = {}  # values whose sums over ranks are finished
         self.copies: dict[tuple[int, int], Any] = {}  # by the value's id and the stage
+        self.last_constant: Any = None
+
+    def _shared_constants(self, constant: Collection[int]) -> dict[int, Any]:
+        """The ops by their ids that compute constants which several layers read, or others than the ops' own.
+
+        Shapes and numbers, which Paddle has as ops too, are not in the graph: they belong to the layer that reads them."""
+        shared: dict[int, Any] = {}
+        reading: dict[int, set[int]] = {}  # the layers that read what an op computes, by its id
+        position = {op.id(): i for i, op in enumerate(self.program.global_block().ops)}
+
+        def readers(op: Any) -> set[int]:
+            found: set[int] = set()
+            for user in (user for value in op.results() if value.initialized() for user in value.all_used_ops()):
+                known = reading.get(user.id())
+                if known is None:
+                    known = readers(user) if user.name() in CONTAINER_OPS else {self.layers.get(position[user.id()], -1)}
+                found |= known
+            return found
+
+        for i, op in reversed(list(enumerate(self.program.global_block().ops))):
+            if op.name() in (*LEAVES, *CONTAINER_OPS, *SINK_OPS) or (i in self.layers and i not in constant):
+                continue
+            layers = reading[op.id()] = readers(op)
+            if i not in self.layers and len(layers) == 1:
+                self.layers[i] = next(iter(layers))
+                if self.layers[i] >= 0:
+                    self.chunks[i] = self.chunk_of_layer[self.layers[i]]
+            if layers != {self.layers.get(i)} or -1 in layers:
+                shared[op.id()] = op
+        return shared
 
     def run(self) -> None:
         was_dynamic = paddle.in_dynamic_mode()
@@ -122,6 +148,7 @@ class _Annotation:
             with paddle.static.program_guard(self.program):
                 # Names first: a container may go with the op that it belongs to.
                 ops = [(op.name(), op) for op in self.program.global_block().ops]
+                self.last_constant = next(op for name, op in ops if name in LEAVES)
                 for position, (name, op) in enumerate(ops):
                     if name in LEAVES:
                         self._place(op, op.attrs()[LEAVES[name]])
@@ -145,8 +172,7 @@ class _Annotation:
         self._bring_operands(op, op, chunk)
         stage = chunk % len(self.meshes)
         built = rebuild(op, self.process_meshes[stage], self.forms)
-        if not built[-1].operands_source():  # random numbers
-            set_placement(built[-1].result(0), self.meshes[stage], Placement.replicated(len(built[-1].result(0).shape)))
+        self._place_whole(built[-1], stage)
         for new in built:
             self._mark(new, chunk)
         self.made_in.update((value.id, chunk) for value in results_of(built[-1]))
@@ -157,8 +183,7 @@ class _Annotation:
         for op in reversed(self.constants.values()):
             for value in results_of(op):
                 if not value.use_empty():
-                    pir.set_insertion_point(op)
-                    value.replace_all_uses_with(self._constant(value, 0, op))
+                    value.replace_all_uses_with(self._constant(value, 0))
             erase(op)
 
     def _mark(self, op: Any, chunk: int) -> None:
@@ -185,7 +210,9 @@ class _Annotation:
         """The value as it is on the stage of the chunk."""
         producer = producer_of(value)
         if producer.id() in self.constants:
-            return self._constant(value, chunk, reader)
+            made = self._constant(value, chunk)
+            pir.set_insertion_point(reader)
+            return made
         stage, made_in = chunk % len(self.meshes), self.made_in[value.id]
         if stage == made_in % len(self.meshes):
             return value
@@ -198,31 +225,32 @@ class _Annotation:
                 self.copies[value.id, stage] = self._moved(before, stage)
         return self.copies[value.id, stage]
 
-    def _constant(self, value: Any, chunk: int, reader: Any, alone: bool = False) -> Any:
-        """A constant as it is computed on the stage of a chunk, for its first reader there, or for this one ``alone``."""
+    def _constant(self, value: Any, chunk: int, alone: bool = False) -> Any:
+        """A constant as it is computed on the stage of a chunk, where a first reader wants it, or for one reader ``alone``.
+
+        All constants stand before what else the program computes: among the ops of a layer that is recomputed, they would be
+        recomputed with it, though others read them."""
         op, stage = producer_of(value), chunk % len(self.meshes)
-        if alone or (value.id, stage) not in self.copies:
-            changed = op.name().endswith("_")  # it works in place, so nothing else may read its operands
-            inputs = {
-                slot: [self._constant(v, chunk, reader, changed) for v in values]
-                for slot, values in operands_by_slot(op).items()
-            }
-            same_region = all(
-                op.has_attr(m) and reader.has_attr(m) and op.attrs()[m] == reader.attrs()[m]
-                for m in RECOMPUTE_MARKS
-                if op.has_attr(m)
-            )
-            mesh = self.process_meshes[stage]
-            built, results = build_again(op, inputs, mesh, self.forms, recomputed=same_region)
-            if not built[-1].operands_source():
-                set_placement(results[0], self.meshes[stage], Placement.replicated(len(results[0].shape)))
-            for new in built:
-                self._mark(new, chunk)
-            made = {old.id: new for old, new in zip(results_of(op), results, strict=True)}
-            if alone:
-                return made[value.id]
-            self.copies.update(((old, stage), new) for old, new in made.items())
-        return self.copies[value.id, stage]
+        if not alone and (value.id, stage) in self.copies:
+            return self.copies[value.id, stage]
+        changed = op.name().endswith("_")  # it works in place, so nothing else may read its operands
+        slots = operands_by_slot(op).items()
+        inputs = {slot: [self._constant(v, chunk, changed) for v in values] for slot, values in slots}
+        pir.set_insertion_point_after(self.last_constant)
+        built, results = build_again(op, inputs, self.process_meshes[stage], self.forms, recomputed=False)
+        self._place_whole(built[-1], stage)
+        for new in built:
+            self._mark(new, chunk)
+        self.last_constant = results[-1].get_defining_op()  # the container that splits them, where there is one
+        made = {(old.id, stage): new for old, new in zip(results_of(op), results, strict=True)}
+        if not alone:
+            self.copies.update(made)
+        return made[value.id, stage]
+
+    def _place_whole(self, op: Any, stage: int) -> None:
+        """Places what reads nothing, which Paddle would place where the first op runs that reads anything unplaced."""
+        if not op.operands_source():
+            set_placement(op.result(0), self.meshes[stage], Placement.replicated(len(op.result(0).shape)))
 
     def _leaf(self, op: Any, stage: int) -> Any:
         """The parameter or input on one more stage."""
