@@ -160,16 +160,18 @@ class Biased(paddle.nn.Layer):
 
     def __init__(self, width: int = 16, layers: int = 4) -> None:
         super().__init__()
-        self.layers = paddle.nn.LayerList([paddle.nn.Linear(width, width) for _ in range(layers)])
+        self.up = paddle.nn.LayerList([paddle.nn.Linear(width, 2 * width) for _ in range(layers)])
+        self.down = paddle.nn.LayerList([paddle.nn.Linear(2 * width, width) for _ in range(layers)])
         self.bias = self.create_parameter([width, width])
 
     def forward(self, x):
         shared = paddle.tanh(self.bias)
         of_batch = paddle.cast(x > 0, "float32")
         constant = paddle.matmul(paddle.ones([16, 4]), paddle.triu(paddle.ones([4, 16])))
-        for layer in self.layers:
-            x = paddle.nn.functional.gelu(layer(x) * of_batch) + paddle.matmul(x, shared) + paddle.matmul(x, constant)
-        return paddle.matmul(x, self.layers[0].weight).square().mean()
+        for up, down in zip(self.up, self.down, strict=True):
+            x = x + down(paddle.nn.functional.gelu(up(x)))
+            x = x * of_batch + paddle.matmul(x, shared) + paddle.matmul(x, constant)
+        return paddle.matmul(x, self.up[0].weight).square().mean()
 
 
 @pytest.mark.parametrize("space", [{"pp": 4}, {"pp": 2, "dp": 2}, {"pp": 2, "vpp": 2}], ids=str)

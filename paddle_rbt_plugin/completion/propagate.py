@@ -8,7 +8,7 @@ again: it shares the other's work, so time grows with distinct segments, not wit
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.crossings import Apart, crossings, externals_of, results_of
@@ -108,9 +108,12 @@ class _Completer:
         self.gradients: Gradients = {}
         self.of_copies: dict[tuple[int, int], list[Placement]] = {}  # gradients of parameters on other stages, stage by stage
         self.returning: dict[int, set[int]] = {}  # the layers that give a tensor of another one a gradient
+        self.to_come: dict[tuple[int, int], list[Placement]] = {}  # gradients of values that a later stage has summed
         self.apart: dict[int, dict[int, int]] = {}
-        for i, t, stage in apart:
+        self.before: dict[tuple[int, int], int] = {}
+        for i, t, stage, before in apart:
             self.apart.setdefault(i, {})[t] = stage
+            self.before[t, stage] = before
         self.externals = [externals_of(graph, s) for s in layers.segments]
         self.owned = self._owned_params()
 
@@ -175,6 +178,7 @@ class _Completer:
             here = self.kernels.here = self.apart.get(i, {})
             segment, externals = self.layers.segments[i], self.externals[i]
             results = results_of(self.graph, segment)
+            moved = [k for t in results for k in self._received(t, -1)]
             arriving = tuple(tuple(self._arrived(t, here)) for t in (*results, *self.owned[i]))
             tensors = (*externals, *results)
             key = (keys[i], arriving, self._places_of_owned(i), self.kernels.copies_of(tensors))
@@ -189,13 +193,36 @@ class _Completer:
                     self.of_copies.setdefault((t, here[t]), []).extend(placements)
                 else:
                     self.gradients.setdefault(t, []).extend(placements)
-            done.append(memo[key])
+            moved += [k for t, first in here.items() if first == i for k in self._handed_back(t, i)]
+            done.append(replace(memo[key], kernels=(*memo[key].kernels, *moved)) if moved else memo[key])
         return done[::-1]
 
     def _arrived(self, tensor: int, remote: Mapping[int, int]) -> list[Placement]:
         """The gradients that later segments gave a tensor; ``remote`` are the parameters of which this stage has copies."""
         found = self.of_copies.get((tensor, remote[tensor])) if tensor in remote else self.gradients.get(tensor)
         return found or []
+
+    def _received(self, tensor: int, stage: int) -> list[Kernel]:
+        """The gradients of a value that come from the next stage that reads it, reduced where they arrive."""
+        whole, kernels = Placement(self.placements[tensor].dims_mapping), []
+        for placement in self.to_come.pop((tensor, stage), ()):
+            sent, arrived = self.kernels.gradient(tensor, placement), self.kernels.gradient(tensor, whole)
+            kernels.append(Kernel("reshard", "backward", (sent,), (arrived,), self.kernels.changes(sent, whole, "backward")))
+            mine = self.gradients.setdefault(tensor, []) if stage < 0 else self.of_copies.setdefault((tensor, stage), [])
+            mine.append(whole)
+        return kernels
+
+    def _handed_back(self, tensor: int, stage: int) -> list[Kernel]:
+        """What a stage sums of the gradients of a value, which it sends back to where it has the value from."""
+        if self.graph.tensors[tensor].kind == "param":
+            return []
+        kernels = self._received(tensor, stage)
+        placements = self.of_copies.get((tensor, stage))
+        if placements:
+            total, summed = self.kernels.summed(tensor, placements)
+            kernels += summed
+            self.to_come.setdefault((tensor, self.before[tensor, stage]), []).append(total)
+        return kernels
 
     def _backward(self, index: int, segment: Segment, externals: tuple[int, ...], tensors: Sequence[int]) -> _Backward:
         remote = self.apart.get(index, {})

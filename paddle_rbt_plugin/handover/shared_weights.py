@@ -156,9 +156,7 @@ def _sent(gradient: Any, mesh: Any) -> Any:
 
 def _begin_alike(name: str) -> None:
     startup = paddle.static.default_startup_program()
-    makers = {
-        op.attrs()["parameter_name"]: op for op in startup.global_block().ops if op.name() == "builtin.set_parameter"
-    }
+    makers = {op.attrs()["parameter_name"]: op for op in startup.global_block().ops if op.name() == "builtin.set_parameter"}
     made = makers.get(_COPY.sub("", name))
     if made is not None and name not in makers:
         with paddle.static.program_guard(startup):

@@ -137,7 +137,9 @@ def predicted(
         collectives[(phase, "send", "pp", nbytes)] += sender == stage
         collectives[(phase, "receive", "pp", nbytes)] += receiver == stage
     layer_of = layers.layer_of()
-    kernel_of = dict(zip((i for s in layers.segments for i in s.ops), (k for w in completion.work for k in w.forward), strict=True))
+    kernel_of = dict(
+        zip((i for s in layers.segments for i in s.ops), (k for w in completion.work for k in w.forward), strict=True)
+    )
     flop += sum(p.flop for i in _constants_of(graph, constant, layer_of, stages, stage) for p in products(kernel_of[i], sizes))
     shapes = {
         t.name: completion.placements[t.index].local_shape(t.shape, mesh)

@@ -258,7 +258,9 @@ def apart(states: dict[Any, Any], lying: dict[Any, Any]) -> float:
             attr = lying[rank, name].dist_attr()
             place = np.unravel_index(attr.process_mesh.process_ids.index(rank), attr.process_mesh.shape)
             held.setdefault((name, *(int(place[axis]) for axis in attr.dims_mapping if axis >= 0)), []).append(value)
-    return max(float(abs(value - values[0]).max()) for values in held.values() for value in values if not math.isnan(value.sum()))
+    return max(
+        float(abs(value - values[0]).max()) for values in held.values() for value in values if not math.isnan(value.sum())
+    )
 
 
 def main(model: str, space: dict[str, Any], ranks: int, schedule: str) -> None:
