@@ -21,6 +21,7 @@ from paddle_rbt_plugin.cost import CostModel, Prediction
 from paddle_rbt_plugin.errors import (
     ClusterError,
     CostModelError,
+    HandoverError,
     ModelError,
     NoFeasiblePlan,
     PatternError,
@@ -31,6 +32,7 @@ from paddle_rbt_plugin.errors import (
 )
 from paddle_rbt_plugin.handover.engine import engine_plan, install
 from paddle_rbt_plugin.handover.legacy.ops import legacy_static_ops
+from paddle_rbt_plugin.handover.replicas import check_replicas
 from paddle_rbt_plugin.pattern import Pattern
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import hookimpl, hookspec, parse_cluster
@@ -43,6 +45,7 @@ __all__ = [
     "ClusterError",
     "CostModel",
     "CostModelError",
+    "HandoverError",
     "ModelError",
     "NoFeasiblePlan",
     "Pattern",
@@ -54,6 +57,7 @@ __all__ = [
     "TunerWarning",
     "TuningFinished",
     "UnsupportedProgram",
+    "check_replicas",
     "engine_plan",
     "hookimpl",
     "hookspec",

@@ -34,6 +34,8 @@ class Settings:
     blocked_plugins: tuple[str, ...] = field(default=())
     time_limit: float | None = None
     """Seconds after which the search stops with the best plan so far; the plan says that it did."""
+    verify: bool = True
+    """Whether every process of a job compares its own program with the plan before the first step (``handover.guard``)."""
 
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
@@ -54,6 +56,8 @@ class Settings:
         limit = self.time_limit
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit >= 0):
             raise TunerError(f"time_limit is a number of seconds, at least 0, not {limit!r}")
+        if not isinstance(self.verify, bool):
+            raise TunerError(f"verify is True or False, not {self.verify!r}")
         if self.search_space is not None and not isinstance(self.search_space, Mapping):
             raise TunerError(f"search_space is a dict like {{'mp': [1, 2]}}, not {self.search_space!r}")
         for key in ("save_path", "load_path"):

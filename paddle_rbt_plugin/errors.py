@@ -39,7 +39,7 @@ class PlanError(TunerError):
 
 
 class HandoverError(TunerError):
-    """A partitioned program that would train something else than the serial model under the plan."""
+    """The program or the model of this process is not what the plan says."""
 
 
 class UnsupportedProgram(TunerError):
@@ -56,3 +56,7 @@ class TuningFinished(TunerError):
 
 class NoFeasiblePlan(TunerError):
     """No candidate fits; names the binding resource, the nearest candidate and by how much it misses."""
+
+
+class TunerWarning(UserWarning):
+    """Something the user should know although tuning goes on."""

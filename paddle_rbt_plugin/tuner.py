@@ -19,7 +19,7 @@ from paddle_rbt_plugin.completion.forms import CPU_FORMS, forms_on
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.cost.candidate import Training
 from paddle_rbt_plugin.cost.model import Judge
-from paddle_rbt_plugin.errors import PlanError, TunerError, UnsupportedProgram
+from paddle_rbt_plugin.errors import PlanError, TunerError, TunerWarning, UnsupportedProgram
 from paddle_rbt_plugin.graph import Graph, is_legacy, read_program
 from paddle_rbt_plugin.graph.legacy import read_legacy_program
 from paddle_rbt_plugin.pattern import CompiledPattern
@@ -42,10 +42,6 @@ class Constraint:
 
     reason: str
     values: dict[str, tuple]
-
-
-class TunerWarning(UserWarning):
-    """Something the user should know although tuning goes on."""
 
 
 def tune(
@@ -117,7 +113,7 @@ def tune_graph(
     cluster = cluster_of(settings)
     space = SearchSpace.parse(settings.search_space)
     if settings.load_path is not None:
-        return _loaded(settings, graph, cluster, space, constraints, precision)
+        return _loaded(settings, graph, cluster, space, constraints, precision, global_batch)
     if settings.save_path is not None:
         check_writable(settings.save_path)
     plugins = load_plugins(settings.blocked_plugins)
@@ -149,12 +145,19 @@ def _loaded(
     space: SearchSpace,
     constraints: Sequence[Constraint],
     precision: str | None,
+    global_batch: int | None,
 ) -> Plan:
-    """The saved plan that the settings name. Raises PlanError for one of another program or cluster, and for one that the
-    search space rules out; warns of a precision that it was not made for, and, also in the plan, of what the job's strategy
-    does otherwise."""
+    """The saved plan that the settings name. Raises PlanError for one of another program, cluster or global batch, and for one
+    that the search space rules out; warns of a precision that it was not made for, and, also in the plan, of what the job's
+    strategy does otherwise."""
     plan = Plan.load(str(settings.load_path))
-    plan.check_program(graph)
+    if global_batch not in (None, plan.global_batch):
+        raise PlanError(
+            f"the plan {str(settings.load_path)!r} is for a global batch of {plan.global_batch} (micro batch "
+            f"{plan.micro_batch}, accumulate_steps {plan.accumulate_steps}, dp {plan.degrees['dp']}), not of {global_batch}; "
+            "plan again for that, or leave global_batch out"
+        )
+    plan = plan.for_program(graph)
     plan.check_cluster(cluster)
     chosen = decision(plan)
     chosen["order"] = "_".join(chosen.pop("axes"))

@@ -7,11 +7,14 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import paddle
 import pytest
 from launching import launch
+from paddle import nn
+from paddle.distributed.fleet import auto
 
-from paddle_rbt_plugin.errors import HandoverError
-from paddle_rbt_plugin.handover import gradient_merge
+from paddle_rbt_plugin.errors import HandoverError, TunerError
+from paddle_rbt_plugin.handover import gradient_merge, parameter_attributes
 
 SGD = {"optimizer": "SGD", "arguments": {"learning_rate": 0.5}, "micro_batches": 2}
 MOMENTUM = {"optimizer": "Momentum", "arguments": {"learning_rate": 0.2, "use_nesterov": True}, "micro_batches": 4}
@@ -21,12 +24,18 @@ CASES = {
     "SGD": SGD,
     "SGD, global norm": SGD | GLOBAL_NORM,
     "SGD, norm": SGD | {"clip": ["ClipGradByNorm", 0.05]},
+    "SGD, value": SGD | {"clip": ["ClipGradByValue", 0.01]},
     "SGD, weight decay": SGD | {"arguments": {"learning_rate": 0.5, "weight_decay": 0.1}},
     "SGD, sums": SGD | GLOBAL_NORM | {"avg": False},
     "Momentum": MOMENTUM,
     "Momentum, weight decay, global norm": MOMENTUM | GLOBAL_NORM | {"arguments": {"learning_rate": 0.2, "weight_decay": 0.1}},
     "Momentum, sums": MOMENTUM | {"avg": False},
     "AdamW, global norm": ADAM_W | GLOBAL_NORM,
+}
+CASES |= {
+    f"{name}, parameter with {attribute}": CASES[name] | {"attribute": {attribute: value}}
+    for name in ("SGD, value", "Momentum, weight decay, global norm", "AdamW, global norm")
+    for attribute, value in (("learning_rate", 0.1), ("L1", 0.5), ("need_clip", False))
 }
 PARALLEL = {f"{name}, dp2": case | {"space": {"dp": 2, "sharding_stage": 0}} for name, case in CASES.items()}
 PARALLEL |= {
@@ -55,6 +64,14 @@ def test_micro_batches_train_as_the_batch_that_they_make(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_micro_batches_of_several_ranks_train_as_the_batch_that_they_make(tmp_path: Path) -> None:
     check(launch("accumulation.py", 2, tmp_path / "result.json", json.dumps(PARALLEL), timeout=900), PARALLEL)
+
+
+def test_an_optimizer_with_groups_of_parameters_is_refused() -> None:
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    groups = [{"params": first.parameters()}, {"params": second.parameters(), "learning_rate": 0.1}]
+    optimizer = auto.Engine(nn.Sequential(first, second), optimizer=paddle.optimizer.AdamW(parameters=groups))._optimizer
+    with pytest.raises(TunerError, match="groups of parameters"), parameter_attributes.given(optimizer, first):
+        pass
 
 
 def operation(name: str, role: int, *operands: object) -> SimpleNamespace:

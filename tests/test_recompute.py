@@ -99,13 +99,10 @@ def test_a_strategy_that_says_nothing_leaves_recomputation_to_the_planner() -> N
     assert allowed(strategy(True), program) == ("selective", "full")
 
 
-def test_layers_that_draw_random_numbers_are_not_recomputed() -> None:
+def test_layers_that_draw_random_numbers_are_recomputed() -> None:
     program = traced_gpt(replace(SMALL_GPT, dropout=0.1)).program
-    (limit,) = constraints(strategy(False), program)
-    assert limit.values["recompute"] == ("none",)
-    assert "dropout" in limit.reason
-    with pytest.raises(TunerError, match=r"dropout_.* draws random numbers.*train without recomputation or without such ops"):
-        constraints(strategy(True), program)
+    assert allowed(strategy(False), program) is None
+    assert allowed(strategy(True), program) == ("selective", "full")
 
 
 def test_layers_that_change_their_operands_are_not_recomputed() -> None:
@@ -116,6 +113,8 @@ def test_layers_that_change_their_operands_are_not_recomputed() -> None:
     (limit,) = constraints(strategy(False), static_program(build_forward))
     assert limit.values["recompute"] == ("none",)
     assert "batch_norm_0 in the layers changes its operands" in limit.reason
+    with pytest.raises(TunerError, match=r"changes its operands.*train without recomputation or without such ops"):
+        constraints(strategy(True), static_program(build_forward))
 
 
 def test_a_loaded_plan_recomputes_only_what_the_job_allows() -> None:
@@ -149,6 +148,20 @@ def test_backward_runs_no_op_again_that_nothing_reads_and_communicates_no_value_
     assert [(k.type, k.collectives) for k in again.values()] == [("matmul", ()), ("reshard", reduced(h))]
     whole = run_again(forward, (0, 1), whole=True)
     assert [k.type for k in whole.values()] == ["matmul", "add"]
+
+
+def test_backward_keeps_what_random_ops_drew_unless_they_read_a_seed() -> None:
+    x, noise, h, y = (Value(name, (8, 8), "float32", Placement((-1, -1))) for name in ("x", "noise", "h", "y"))
+    forward = (
+        Kernel("gaussian", "forward", (), (noise,)),
+        Kernel("add", "forward", (x, noise), (h,), (Collective("all_reduce", "mp", noise, "forward"),)),
+        Kernel("dropout", "forward", (h,), (y,), attrs={"p": 0.5}),
+        Kernel("matmul", "forward", (y, y), (x,)),
+    )
+    again = run_again(forward, range(4), whole=False)
+    assert [k.type for k in again.values()] == ["add", "dropout", "matmul"]
+    assert again[1].collectives == ()  # what was drawn is there, and lies where it is needed
+    assert len(run_again(forward, range(4), whole=True)) == 4
 
 
 @pytest.mark.slow

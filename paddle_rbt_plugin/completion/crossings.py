@@ -11,8 +11,8 @@ from paddle_rbt_plugin.graph.constants import constant_ops
 from paddle_rbt_plugin.layers.layers import Layers, Segment
 
 Apart = tuple[tuple[int, int, int, int], ...]
-"""A segment, a tensor that it reads on another stage than the tensor's, the first segment of its stage to do so, and that of the
-stage from which the tensor has come there: -1 where that is the tensor's own."""
+"""A segment, a tensor that it reads on another stage than the tensor's, the first segment of its stage to do so, and that of
+the stage from which the tensor has come there: -1 where that is the tensor's own."""
 
 
 def reads_apart(graph: Graph, layers: Layers, stages: Sequence[int]) -> Apart:
@@ -65,7 +65,7 @@ def crossings(
 ) -> Iterator[Crossing]:
     """What layers read of others: the values that their segments make, and parameters and data where several read them.
 
-    ``externals`` holds what each segment reads, see ``externals_of``, ``returning`` the layers that give a tensor a gradient."""
+    ``externals`` holds what each segment reads, see ``externals_of``, ``returning`` which layers give a tensor a gradient."""
     constant = constant_ops(graph)
     readers: dict[int, dict[int, None]] = {}
     for segment, read in zip(layers.segments, externals, strict=True):

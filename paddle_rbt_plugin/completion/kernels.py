@@ -9,11 +9,12 @@ change that an earlier op has paid for costs nothing, and what backward reads of
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.collectives import collectives_between
 from paddle_rbt_plugin.completion.forms import LOSS_REDUCTIONS, Form, sharded_form
-from paddle_rbt_plugin.completion.oracle import Built, Operand, Oracle, Question, Source, Use
+from paddle_rbt_plugin.completion.oracle import GRADIENTS_MAY_BE_PARTIAL, Built, Operand, Oracle, Question, Source, Use
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.completion.rules import RuleOracle
 from paddle_rbt_plugin.completion.work import Collective, Kernel, Phase, Value
@@ -149,17 +150,23 @@ class Kernels:
             return []
         kernels: list[Kernel] = []
         arriving: list[Placement | None] = []
+        finished: list[Collective] = []
         for t in op.results:
             total: Placement | None = None
             if gradients.get(t):
                 total, summed = self.summed(t, gradients[t])
                 kernels += summed
+                if total.partial and op.type not in GRADIENTS_MAY_BE_PARTIAL:
+                    finished += self.changes(self.gradient(t, total), total.finished(), "backward")
+                    total = total.finished()
             arriving.append(total)
         done: set[tuple[Source, Placement]] = set()
         for built in self.oracle.backward(self._question(op, self._form(op), tuple(arriving))):
             for use in built.uses:
                 self._save(op, use, saved)
-            kernels.append(self._backward_kernel(op, built, done))
+            kernel = self._backward_kernel(op, built, done)
+            kernels.append(replace(kernel, collectives=(*finished, *kernel.collectives)))
+            finished = []
             for product in built.products:
                 if product.gradient_of is not None:
                     gradients.setdefault(op.operands[product.gradient_of], []).append(product.kept)
@@ -184,7 +191,7 @@ class Kernels:
         built = self.oracle.forward(Question("add_n", (), (("inputs", operands),)))
         values = [self.gradient(tensor, p) for p in placements]
         collectives = [c for v, use in zip(values, built.uses, strict=True) for c in self.changes(v, use.need, "backward")]
-        total = built.products[0].kept
+        total = built.products[0].made
         inputs = tuple(v._replace(placement=use.need) for v, use in zip(values, built.uses, strict=True))
         return total, [Kernel("add_n", "backward", inputs, (self.gradient(tensor, total),), tuple(collectives))]
 

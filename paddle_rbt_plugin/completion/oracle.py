@@ -23,11 +23,16 @@ from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.api import Argument, signature
 from paddle_rbt_plugin.graph.pir import CONSTANT_OPS, CONTAINER_OPS, dtype_name, plain_attrs
+from paddle_rbt_plugin.graph.random_ops import draws_whole
 
 _NOT_COMPUTING = (*CONTAINER_OPS, *CONSTANT_OPS, "pd_op.data")
 _MOST_OPS = 100
 """Ops after which a scratch program gives way to a new one, since Paddle lists all ops of a block to show the last."""
 _HALF = frozenset({"float16", "bfloat16"})
+
+GRADIENTS_MAY_BE_PARTIAL = frozenset({"cast", "reshard"})
+"""Ops whose gradient ops may read partial gradients; all others get whole sums (see ``finished``). So the gradient of a
+parameter that is cast is summed once a step, as that of any parameter."""
 
 
 class Operand(NamedTuple):
@@ -115,8 +120,31 @@ class Oracle:
 
     def _ask(self, question: Question) -> tuple[Built, ...]:
         if question not in self._answers:
-            self._answers[question] = self._build(question)
+            whole = self._drawn_whole(question)
+            self._answers[question] = self._build(question) if whole is None else self._of_whole(question, whole)
         return self._answers[question]
+
+    def _drawn_whole(self, question: Question) -> Question | None:
+        """The question about whole operands, for an op that has to draw its whole result on every rank and would draw shards;
+        None for any other op."""
+        if not question.slots or not draws_whole(question.op, dict(question.attrs)):
+            return None
+        forward = self._build(question._replace(gradients=None, results=()))[0]
+        if not any(product.made.is_sharded() for product in forward.products):
+            return None
+        slots = tuple(
+            (slot, tuple(o._replace(placement=Placement.replicated(len(o.shape))) for o in operands))
+            for slot, operands in question.slots
+        )
+        return question._replace(slots=slots)
+
+    def _of_whole(self, question: Question, whole: Question) -> tuple[Built, ...]:
+        """The answer for ``whole`` operands as one for those of ``question``, which the op brings there itself."""
+        if question.gradients is not None:
+            return self._build(whole)
+        (built,) = self._build(whole)
+        uses = (u._replace(have=question.operands[u.source.index].placement) for u in built.uses)
+        return (replace(built, uses=tuple(uses)),)
 
     @cached_property
     def _paddle_mesh(self) -> Any:
@@ -216,7 +244,7 @@ class _Inputs:
         """The results of the op asked about; the question about its backward pass builds on the op of the forward one."""
         key = (question.op, question.attrs, question.slots)
         if key not in self._results:
-            self._results[key] = call_op(question.op, question.attrs, inputs)
+            self._results[key] = [finished(v) for v in call_op(question.op, question.attrs, inputs)]
         return self._results[key]
 
     def value(self, operand: Operand, number: int) -> Any:
@@ -408,6 +436,25 @@ def set_placement(value: Any, mesh: Any, placement: Placement) -> None:
     attr = tensor_attr(mesh, placement)
     value.set_type(pir.cvt_to_dist_type(value.type(), attr))
     value.get_defining_op().dist_attr = pir.create_op_dist_attribute(mesh, [], [attr])
+
+
+def finished(value: Any) -> Any:
+    """A PIR value that its op leaves partial as its readers get it: whole sums. The type of the value says so, while the op
+    keeps its attribute; where the two differ Paddle's partition pass communicates, right after the op.
+
+    No reader is given partial values, since the rules of many ops are wrong for them: they move summands as if those were
+    values (concat), read in the gradient op a summand where the forward op read the sum (layer_norm), or give the gradient of
+    a sum the placement of a summand."""
+    import paddle
+
+    placement = placement_of(value)
+    if not placement.partial:
+        return value
+    attr = tensor_attr(value.process_mesh, placement.finished())
+    if value.get_defining_op().name() in CONTAINER_OPS:  # which the partition pass passes by
+        return paddle._C_ops.reshard_v2(value, attr)
+    value.set_type(paddle.base.libpaddle.pir.cvt_to_dist_type(value.type(), attr))
+    return value
 
 
 def tensor_attr(mesh: Any, placement: Placement) -> Any:

@@ -25,6 +25,10 @@ class Placement(NamedTuple):
     def is_sharded(self) -> bool:
         return any(axis >= 0 for axis in self.dims_mapping)
 
+    def finished(self) -> Placement:
+        """The same without summands: every rank holds whole values of its part."""
+        return Placement(self.dims_mapping) if self.partial else self
+
     def local_shape(self, shape: tuple[int, ...], mesh: ProcessMesh) -> tuple[int, ...]:
         """Shape on one rank; a dimension that does not divide is rounded up, as Paddle's largest part is."""
         return tuple(n if axis < 0 else -(-n // mesh.shape[axis]) for n, axis in zip(shape, self.dims_mapping, strict=True))

@@ -70,6 +70,8 @@ class _Backward:
     """Per external tensor of the segment (by its place), the gradients it receives."""
     trained: tuple[int, ...]
     """Which of the segment's own parameters (by their place) get a gradient."""
+    arrived: tuple[Value, ...]
+    """Their gradients, before they are brought to the placements of the parameters."""
     syncs: tuple[Collective, ...]
     saved: tuple[Value, ...]
     copies: Copies
@@ -131,19 +133,15 @@ class _Completer:
                 self.placements.update(zip(results, forward[key].results, strict=True))
                 self.kernels.take_copies((*externals, *results), forward[key].copies)
             keys.append(key)
-        backward = self._backward_pass(keys) if self.train else [_Backward((), (), (), (), (), ())] * len(segments)
+        backward = self._backward_pass(keys) if self.train else [_Backward((), (), (), (), (), (), ())] * len(segments)
         work = []
         for i, segment in enumerate(segments):
             parts = (keys[i], id(backward[i]), self._places_of_owned(i))
             if parts not in shared:
                 shared[parts] = self._work(i, segment, forward[keys[i]], backward[i])
             work.append(shared[parts])
-        crossing = tuple(crossings(self.graph, self.layers, self.externals, self._whole, self.returning))
+        crossing = tuple(crossings(self.graph, self.layers, self.externals, self.kernels.value, self.returning))
         return Completion(self.mesh, batch, self.layers, tuple(work), self.placements, crossing)
-
-    def _whole(self, tensor: int) -> Value:
-        """A tensor as it is sent: a sum over ranks is finished before."""
-        return self.kernels.value(tensor, Placement(self.placements[tensor].dims_mapping))
 
     def _owned_params(self) -> list[tuple[int, ...]]:
         """Per segment, the parameters that it is the first of its stage to read."""
@@ -238,15 +236,23 @@ class _Completer:
             if len(gradients.get(t, ())) > before[t]
         )
         trained: list[int] = []
+        arrivals: list[Value] = []
         syncs: list[Collective] = []
         for place, t in enumerate(self.owned[index]):
             if gradients.get(t):
                 trained.append(place)
                 total, summed = self.kernels.summed(t, gradients[t])
                 kernels += summed
-                syncs += self.kernels.changes(self.kernels.gradient(t, total), self.placements[t], "optimizer")
+                arrivals.append(self.kernels.gradient(t, total))
+                syncs += self.kernels.changes(arrivals[-1], self.placements[t], "optimizer")
         return _Backward(
-            tuple(kernels), received, tuple(trained), tuple(syncs), tuple(saved.values()), self.kernels.copies_of(tensors)
+            tuple(kernels),
+            received,
+            tuple(trained),
+            tuple(arrivals),
+            tuple(syncs),
+            tuple(saved.values()),
+            self.kernels.copies_of(tensors),
         )
 
     # Result
@@ -259,6 +265,7 @@ class _Completer:
             backward=backward.kernels,
             params=tuple(value(t) for t in self.owned[index]),
             trained=tuple(value(self.owned[index][place]) for place in backward.trained),
+            gradients=backward.arrived,
             gradient_syncs=backward.syncs,
             saved=backward.saved,
             inputs=tuple(value(t) for t in externals if self.graph.tensors[t].kind != "param"),

@@ -88,6 +88,8 @@ class SegmentWork:
     """Parameters first used in this segment."""
     trained: tuple[Value, ...]
     """Those of them that get a gradient; the others are frozen, or nothing that the loss depends on."""
+    gradients: tuple[Value, ...]
+    """Their gradients as backward leaves them, a micro batch's or accumulated."""
     gradient_syncs: tuple[Collective, ...]
     """Brings each of these parameters' gradients to the parameter's placement, once per step (phase ``optimizer``)."""
     saved: tuple[Value, ...]

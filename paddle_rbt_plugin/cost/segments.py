@@ -19,14 +19,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from paddle_rbt_plugin.completion.work import Collective, CollectiveKind, Kernel, SegmentWork
+from paddle_rbt_plugin.completion.work import Collective, CollectiveKind, Kernel, SegmentWork, Value
 from paddle_rbt_plugin.cost.attention import AttentionCore, backward_cores, forward_cores
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.cost.communication import GroupNetwork, collective_seconds
 from paddle_rbt_plugin.cost.compute import ComputeDevice, attention_flop, fused_attention_cost, kernel_cost, products
 from paddle_rbt_plugin.cost.constants import Constants
 from paddle_rbt_plugin.cost.fusion import Traffic, pass_traffic
-from paddle_rbt_plugin.cost.recompute import run_again
+from paddle_rbt_plugin.cost.recompute import keeps_its_results, run_again
 from paddle_rbt_plugin.cost.sizes import LOSS_OPS, Sizes, forward_type, grad_name
 
 
@@ -110,12 +110,16 @@ def segment_cost(
     again, revived = PassCost(), 0.0
     if recompute == "full" and is_block:
         repeated = run_again(work.forward, range(len(work.forward)), training.whole_regions)
-        again, revived = _pass_cost(repeated, ahead, sizes, machine, fused[0]), sum(map(sizes.stored, kept))
-        kept = [v for v in work.inputs if v.is_activation]
+        drawn = _drawn(work, range(len(work.forward)), training)
+        again = _pass_cost(repeated, ahead, sizes, machine, fused[0])
+        revived = sum(sizes.stored(v) for v in kept if v not in drawn)
+        kept = [*(v for v in work.inputs if v.is_activation), *drawn]
     elif recompute == "selective" and not fused_attention:
         for core in cores[0]:
             again += _pass_cost(run_again(work.forward, core.ops, training.whole_regions), ahead, sizes, machine)
-        revived = sum(sizes.stored(v) for v in work.saved if v.name in inner)
+        drawn = [v for core in cores[0] for v in _drawn(work, core.ops, training)]
+        revived = sum(sizes.stored(v) for v in work.saved if v.name in inner and v not in drawn)
+        kept += drawn
     return SegmentCost(
         forward=forward,
         recompute=again,
@@ -125,6 +129,12 @@ def segment_cost(
         temporary=max((_temporary(k, sizes, saved) for k in alone), default=0.0),
         message=max((sizes.nbytes(c.value) for k in (*work.forward, *work.backward) for c in k.collectives), default=0.0),
     )
+
+
+def _drawn(work: SegmentWork, region: Iterable[int], training: Training) -> list[Value]:
+    """What the random ops of a recomputed region keep, since they are not run again."""
+    kernels = [] if training.whole_regions else [work.forward[i] for i in region]
+    return [v for kernel in kernels if keeps_its_results(kernel) for v in kernel.outputs if v.is_activation]
 
 
 def collective_costs(collective: Collective, sizes: Sizes, machine: Machine) -> dict[CollectiveKind, float]:

@@ -227,8 +227,8 @@ class StageCosting:
         return seconds
 
     def _exchange_seconds(self, stage: Stage) -> float:
-        """Gradients of parameters that lie on other stages too: one message there, for the sum, and one back with it. Under ZeRO
-        each replica exchanges its part."""
+        """Gradients of parameters that lie on other stages too: one message there, for the sum, and one back with it. Under
+        ZeRO each replica exchanges its part."""
         if not self.train or self.training.own_copies:
             return 0.0
         seconds = 0.0

@@ -149,8 +149,45 @@ class Graph:
 
     @cached_property
     def signature(self) -> str:
-        """Hash of the structure: op types, attributes, wiring, shapes and dtypes. Names and scopes do not count, so the
-        same model built twice in one process, or traced in another one, has the same signature."""
-        lines: list[list[object]] = [[t.kind, t.shape, t.dtype] for t in self.tensors]
-        lines += [[op.type, op.operands, op.results, sorted((k, repr(v)) for k, v in op.attrs.items())] for op in self.ops]
-        return hashlib.sha256(json.dumps([lines, self.loss]).encode()).hexdigest()[:32]
+        """Hash of what training the program depends on: op types, attributes, wiring, shapes and dtypes, which operands an op
+        has, which parameters are trained, and where gradients end.
+
+        Names and scopes do not count, so the same model built twice in one process, or traced in another one, has the same
+        signature. Neither does ``stop_gradient`` of data, which differs between the ways to trace a model."""
+        tensors = [[t.kind, t.shape, t.dtype, *([t.stop_gradient] if t.kind == "param" else [])] for t in self.tensors]
+        ops = [[*_structure(op), _slots(op), ends] for op, ends in zip(self.ops, self._ends_gradient(), strict=True)]
+        return _hash([tensors, ops, self.loss])
+
+    @cached_property
+    def structure_signature(self) -> str:
+        """The signature as plans were saved with before it covered gradients and operand slots: the same for a model whose
+        parameters are frozen and for one that trains them."""
+        return _hash([[[t.kind, t.shape, t.dtype] for t in self.tensors] + [_structure(op) for op in self.ops], self.loss])
+
+    def _ends_gradient(self) -> Iterator[bool]:
+        """Per op, whether gradients that would reach its operands end at it: it is detached, or run under ``no_grad``."""
+        trained = {t.index for t in self.params if not t.stop_gradient}
+        for op in self.ops:
+            floating = [t for t in self.op_outputs(op) if t.dtype.startswith(("float", "bfloat", "complex"))]
+            reached = not trained.isdisjoint(op.operands)
+            ends = reached and bool(floating) and all(t.stop_gradient for t in floating)
+            if reached and not ends:
+                trained.update(t.index for t in floating)
+            yield ends
+
+
+def _structure(op: Op) -> list[object]:
+    return [op.type, op.operands, op.results, sorted((k, repr(v)) for k, v in op.attrs.items())]
+
+
+def _slots(op: Op) -> list[int]:
+    """How many operands each slot holds, by position, since versions of Paddle name slots differently; absent operands at the
+    end do not count, since versions add some."""
+    sizes = [len(operands) for operands in op.inputs.values()]
+    while sizes and not sizes[-1]:
+        sizes.pop()
+    return sizes
+
+
+def _hash(lines: list[object]) -> str:
+    return hashlib.sha256(json.dumps(lines).encode()).hexdigest()[:32]

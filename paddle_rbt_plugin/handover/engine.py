@@ -17,14 +17,24 @@ from paddle.distributed.auto_parallel.static.engine import Engine
 from paddle.distributed.passes.pass_base import PassContext, new_pass
 
 from paddle_rbt_plugin.cluster import ProcessMesh
-from paddle_rbt_plugin.completion import Placement, data_parallel
 from paddle_rbt_plugin.config import PASS_NAME, Settings
-from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph import read_program
-from paddle_rbt_plugin.handover import gradient_merge, patches, recompute, shared_weights, zero
-from paddle_rbt_plugin.handover.engine_state import engine_plan, pass_attributes, set_engine_plan
+from paddle_rbt_plugin.handover import (
+    engine_life,
+    engine_random,
+    forward_loss,
+    gradient_merge,
+    guard,
+    parameter_attributes,
+    patches,
+    recompute,
+    shared_weights,
+    zero,
+)
+from paddle_rbt_plugin.handover.engine_programs import REPLICATED
+from paddle_rbt_plugin.handover.engine_state import engine_plan, own_strategy, pass_attributes, set_engine_plan
 from paddle_rbt_plugin.handover.legacy import engine as legacy
-from paddle_rbt_plugin.handover.passes import PLAN, apply_plan
+from paddle_rbt_plugin.handover.passes import PLAN, apply_plan, placements_for
 from paddle_rbt_plugin.handover.pipeline import check_order, schedulable
 from paddle_rbt_plugin.handover.strategy import constraints_of, is_enabled, set_pipeline
 from paddle_rbt_plugin.plan.plan import Plan
@@ -38,22 +48,36 @@ def install() -> None:
     for name in ("pass_name", *Settings.names()):
         constants.set_field_default_config(constants.TUNING, name, None)
     legacy.install()
+    forward_loss.install()
     if not hasattr(Engine, "_parallel_pir"):  # Paddle 2.6 trains legacy programs only
         return
     patches.give_distributed_strategy_tuning()
-    patches.let_engine_fit_in_pir()
+    engine_life.install(_tune)
     patches.let_shards_become_partial()
+    parameter_attributes.install()
+    patches.let_recomputed_ops_draw_the_same()
+    engine_random.install()
     original = Engine._parallel_pir
 
     @functools.wraps(original)
     def parallel_pir(engine: Any, mode: str) -> Any:
         if is_enabled(engine._strategy.tuning):
+            strategy, serial = own_strategy(engine), engine._fwd_main_progs[mode]
+            _stop_gradients_at_data(serial)
             plan = _tune(engine, mode)
-            stage = zero.stage_of(plan, engine._strategy, engine._optimizer) if mode == "train" else 0
-            recomputed = recompute.switched_on(engine._strategy, engine._fwd_main_progs[mode], plan)
-            copied = shared_weights.updated(engine, engine._fwd_main_progs[mode])
-            divided = zero.divided(engine._optimizer, stage)
-            with schedulable(plan), recomputed, copied, divided, gradient_merge.averaged_first():
+            stage = zero.stage_of(plan, strategy, engine._optimizer) if mode == "train" else 0
+            recomputed = recompute.switched_on(strategy, engine._fwd_main_progs[mode], plan)
+            with (
+                patches.exact_partition(),
+                engine_life.unscheduled(engine, mode),
+                schedulable(plan),
+                recomputed,
+                shared_weights.updated(engine, engine._fwd_main_progs[mode]),
+                zero.divided(engine._optimizer, stage),
+                guard.compared(engine, mode, plan, serial, stage),
+                gradient_merge.averaged_first(),
+                parameter_attributes.given(engine._optimizer if mode == "train" else None, engine._model),
+            ):
                 return original(engine, mode)
         if engine._strategy.auto_mode == "full_rule_based":
             warnings.warn(
@@ -82,32 +106,27 @@ def _tune(engine: Any, mode: str) -> Plan:
         plan = context.get_attr(PLAN)
         set_engine_plan(engine, plan)
     else:
-        apply_plan(program, plan, _placements_for(program, plan))
+        graph = read_program(program, needs_loss=False)
+        apply_plan(program, plan, placements_for(graph, plan, getattr(engine, REPLICATED, False)))
     engine._fwd_main_progs[mode] = program
+    engine_random.keep_streams(engine, mode, program)
     check_order(plan)
     set_pipeline(strategy, plan)
-    patches.tell_engine_its_data_rank(engine, _mesh_of_this_rank(plan))
+    engine.rule_based_mesh = _mesh_of_this_rank(plan)
+    patches.tell_engine_its_data_rank(engine, engine.rule_based_mesh)
     return plan
+
+
+def _stop_gradients_at_data(program: Any) -> None:
+    """Marks inputs, and what is computed of nothing else, as wanting no gradient: an engine leaves that open, and would compute
+    gradients of its inputs, and sum them over the ranks, for nobody."""
+    for op in program.global_block().ops:
+        if op.name() == "pd_op.data" or all(v.stop_gradient for v in op.operands_source() if v.initialized()):
+            for value in op.results():
+                if value.initialized() and not value.persistable:
+                    value.stop_gradient = True
 
 
 def _mesh_of_this_rank(plan: Plan) -> ProcessMesh:
     rank = paddle.distributed.get_rank()
     return next((stage.process_mesh for stage in plan.stages if rank in stage.devices), plan.stages[0].process_mesh)
-
-
-def _placements_for(program: Any, plan: Plan) -> dict[str, Placement]:
-    """Placements for another program of the same model, that of evaluation or prediction: parameters as planned, data by
-    the batch. Raises TunerError for a parameter that the plan does not know."""
-    graph = read_program(program, needs_loss=False)
-    mesh = plan.stages[0].process_mesh
-    batch = graph.data[0].shape[0]
-    placements = {}
-    for t in (*graph.params, *graph.data):
-        if t.name in plan.tensors:
-            placements[t.name] = plan.tensors[t.name].placement
-        elif t.kind == "data":
-            replicated = Placement.replicated(t.ndim)
-            placements[t.name] = data_parallel(t.shape, batch, mesh.axes.index("dp")) if "dp" in mesh.axes else replicated
-        else:
-            raise TunerError(f"the program reads the parameter {t.name!r}, which the plan of training does not place")
-    return placements

@@ -16,17 +16,20 @@ import paddle
 from paddle.distributed.passes.pass_base import PassBase, register_pass
 
 from paddle_rbt_plugin.cluster import Cluster
-from paddle_rbt_plugin.completion.forms import CPU_FORMS, FORMS, forms_on
+from paddle_rbt_plugin.completion import Placement, data_parallel
+from paddle_rbt_plugin.completion.forms import CPU_FORMS, forms_on
 from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.graph import is_legacy, read_program
+from paddle_rbt_plugin.graph import Graph, is_legacy, read_program
 from paddle_rbt_plugin.graph.legacy import read_legacy_program
 from paddle_rbt_plugin.handover.legacy.annotate import annotate as annotate_legacy
 from paddle_rbt_plugin.handover.legacy.judge import tune_legacy
 from paddle_rbt_plugin.handover.patches import enable_static_training_on_cpu
 from paddle_rbt_plugin.handover.pipeline import annotate_stages
+from paddle_rbt_plugin.handover.random_streams import common_seed
 from paddle_rbt_plugin.handover.recompute import is_allowed, mark
 from paddle_rbt_plugin.handover.replay import annotate, paddle_mesh
+from paddle_rbt_plugin.handover.seeds import register_streams, stream_names
 from paddle_rbt_plugin.handover.strategy import as_the_program_runs
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.tuner import TunerWarning, check_batch, job_cluster, tune_graph
@@ -78,27 +81,48 @@ class RuleBasedTunerPass(PassBase):
         context.set_attr(PLAN, plan)
 
 
-def apply_plan(program: Any, plan: Plan, placements: dict[str, Any]) -> None:
+def apply_plan(program: Any, plan: Plan, placements: dict[str, Placement]) -> None:
     """Annotates a program in place. Raises TunerError for a plan that PIR cannot execute this way."""
     meshes = list(dict.fromkeys(stage.process_mesh for stage in plan.stages))
     enable_static_training_on_cpu([paddle_mesh(mesh) for mesh in meshes])
-    forms = _forms_here(plan)
+    forms = forms_of_job(plan)
+    if forms != forms_on(Cluster.from_dict(plan.cluster)) and plan.degrees["mp"] > 1:
+        warnings.warn(
+            "the plan is for GPUs and this job runs on CPUs, which have no kernel for a loss on sharded logits: they are "
+            "gathered, which the estimate does not count; plan for the devices of this job to count it",
+            TunerWarning,
+            stacklevel=2,
+        )
     if len(meshes) == 1:
         annotate(program, meshes[0], placements, forms)
     else:
         annotate_stages(program, read_program(program, needs_loss=False), plan, placements, forms)
+    if stream_names(program):
+        register_streams(program, common_seed())
 
 
-def _forms_here(plan: Plan) -> Collection[str]:
+def forms_of_job(plan: Plan) -> Collection[str]:
     """The ops that take another form: as planned, but for kernels that a job on CPUs lacks."""
-    forms = forms_on(Cluster.from_dict(plan.cluster))
-    if forms == FORMS and paddle.distributed.get_world_size() > 1 and not paddle.is_compiled_with_cuda():
-        if plan.degrees["mp"] > 1:
-            warnings.warn(
-                "the plan is for GPUs and this job runs on CPUs, which have no kernel for a loss on sharded logits: they are "
-                "gathered, which the estimate does not count; plan for the devices of this job to count it",
-                TunerWarning,
-                stacklevel=2,
-            )
-        return CPU_FORMS
-    return forms
+    on_cpus = paddle.distributed.get_world_size() > 1 and not paddle.is_compiled_with_cuda()
+    return CPU_FORMS if on_cpus else forms_on(Cluster.from_dict(plan.cluster))
+
+
+def placements_for(graph: Graph, plan: Plan, replicated: bool = False) -> dict[str, Placement]:
+    """Placements for another program of the same model, that of evaluation or prediction: parameters as planned, data by
+    the batch, or, where the batch cannot be divided, ``replicated``.
+
+    Raises TunerError for a parameter that the plan does not know."""
+    mesh = plan.stages[0].process_mesh
+    batch = graph.data[0].shape[0]
+    placements = {}
+    for t in (*graph.params, *graph.data):
+        if t.kind == "data" and replicated:
+            placements[t.name] = Placement.replicated(t.ndim)
+        elif t.name in plan.tensors:
+            placements[t.name] = plan.tensors[t.name].placement
+        elif t.kind == "data":
+            whole = Placement.replicated(t.ndim)
+            placements[t.name] = data_parallel(t.shape, batch, mesh.axes.index("dp")) if "dp" in mesh.axes else whole
+        else:
+            raise TunerError(f"the program reads the parameter {t.name!r}, which the plan of training does not place")
+    return placements

@@ -9,7 +9,6 @@ import contextlib
 import copy
 import functools
 import itertools
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +16,8 @@ import numpy as np
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.graph.pir import is_present, plain_attrs
+from paddle_rbt_plugin.graph.random_ops import SEED_OP, draws, draws_again_the_same
 
 
 @contextlib.contextmanager
@@ -44,7 +45,7 @@ def enable_static_training_on_cpu(meshes: Sequence[Any]) -> None:
     Reason: ``ProcessGroup.instantiate`` asserts a CUDA device; group ids are counted per rank while gloo's store keys hold
     nothing but the id, so ranks that create their groups in different orders wait for each other forever;
     ``ProgramHelper.init_pir`` runs a barrier that only NCCL has, and so are reduce-scatter and all-to-all, which become an
-    all-reduce or all-gather and a slice. Versions: 3.0 to 3.3.
+    all-reduce or all-gather and a slice, and averages, which become sums that are divided. Versions: 3.0 to 3.3.
 
     Raises TunerError for a mesh with two active axes: there every ring of the CPU executor behaves as the first one used,
     and the results are wrong without an error (native Paddle included).
@@ -61,7 +62,10 @@ def enable_static_training_on_cpu(meshes: Sequence[Any]) -> None:
                 "GPUs, through plan.shard_layer (dygraph), or restrict the search to one axis, e.g. search_space={'mp': 1}"
             )
     from paddle.distributed.auto_parallel.static.reshard_funcs import p_to_s_reshard_func, s_to_s_reshard_func
+    from paddle.distributed.auto_parallel.static.reshard_funcs.p_to_r_reshard_func import PToRReshardFunction
 
+    if not hasattr(PToRReshardFunction.reshard, "__wrapped__"):
+        PToRReshardFunction.reshard = _averaging_after_summing(PToRReshardFunction.reshard)
     p_to_s_reshard_func.PToSReshardFunction.reshard = _reshard_through_whole
     s_to_s_reshard_func.SToSReshardFunction.reshard = _reshard_through_whole
     process_group.ProcessGroup.instantiate = _instantiate_gloo
@@ -72,6 +76,23 @@ def enable_static_training_on_cpu(meshes: Sequence[Any]) -> None:
         for group in itertools.chain.from_iterable(rows):
             process_group.new_process_group(sorted(int(rank) for rank in group))
         process_group.new_process_group(sorted(int(rank) for rank in ranks.flatten()))
+
+
+def _averaging_after_summing(original: Any) -> Any:
+    """A ``ReshardFunction.reshard`` from partial to replicated that has no use for ``ReduceType.kRedAvg``."""
+    import paddle
+    from paddle.distributed import ReduceType
+
+    @functools.wraps(original)
+    def reshard(function: Any, source: Any, target: Any, value: Any, target_type: Any) -> Any:
+        if source.partial_status[0] != ReduceType.kRedAvg:
+            return original(function, source, target, value, target_type)
+        mesh = source.process_mesh
+        summands = paddle.base.libpaddle.pir.create_tensor_dist_attribute(mesh, source.dims_mapping, {0: ReduceType.kRedSum})
+        total = original(function, summands, target, value, target_type)
+        return paddle.scale(total, 1.0 / len(mesh.process_ids))
+
+    return reshard
 
 
 def _instantiate_gloo(group: Any) -> None:
@@ -105,6 +126,22 @@ def let_shards_become_partial() -> None:
     base.register_reshard_func(ShardToPartial())
 
 
+def let_recomputed_ops_draw_the_same() -> None:
+    """Lets Paddle's recompute pass leave out what would draw other random numbers when it runs again: the seeds that ops read,
+    and random ops that read none. Their results are kept instead.
+
+    Reason: the pass means to leave out the seeds of dropout, but looks for an op called ``seed`` where PIR says ``pd_op.seed``;
+    other random ops it runs again. Versions: 3.0 to 3.3.
+    """
+    from paddle.distributed.passes.auto_parallel_recompute_pir import AutoParallelRecomputePIRPass
+
+    def stays(self: Any, op: Any) -> bool:
+        type_ = op.name().removeprefix("pd_op.")
+        return type_ == SEED_OP or (draws(type_, plain_attrs(op)) and not draws_again_the_same(type_))
+
+    AutoParallelRecomputePIRPass.is_seed_used_by_dropout = stays
+
+
 def _reshard_through_whole(_: Any, source: Any, target: Any, value: Any, target_type: Any) -> Any:
     """A ``ReshardFunction.reshard`` that makes the whole tensor on every rank, and then what is wanted of it."""
     import paddle
@@ -114,6 +151,111 @@ def _reshard_through_whole(_: Any, source: Any, target: Any, value: Any, target_
     whole = pir.create_tensor_dist_attribute(source.process_mesh, [-1] * len(source.dims_mapping), {})
     value = choose_reshard_func(source, whole).reshard(source, whole, value, pir.cvt_to_dist_type(value.type(), whole))
     return choose_reshard_func(whole, target).reshard(whole, target, value, target_type)
+
+
+@contextlib.contextmanager
+def exact_partition() -> Iterator[None]:
+    """The context in which Paddle adds the backward pass to an annotated program and partitions it."""
+    with gradients_whole(), partition_prepared():
+        yield
+
+
+@contextlib.contextmanager
+def gradients_whole() -> Iterator[None]:
+    """Lets Paddle build gradient ops on gradients that are whole sums, while it makes a program.
+
+    Reason: the rules of some gradient ops are wrong for partial gradients: that of ``expand`` takes summands for the sum, that
+    of ``divide`` reads other values of the quotient on each rank, and ``concat`` divides the batch among them. Completion
+    counts what is done here, see ``GRADIENTS_MAY_BE_PARTIAL``. Versions: 3.0 to 3.3.
+    """
+    from paddle.base import core
+
+    from paddle_rbt_plugin.completion.oracle import GRADIENTS_MAY_BE_PARTIAL, finished
+
+    original = core.call_vjp
+
+    def call_vjp(op: Any, inputs: Any, outputs: Any, gradients: Any, *rest: Any) -> Any:
+        if op.name().split(".", 1)[1].removesuffix("_") not in GRADIENTS_MAY_BE_PARTIAL:
+            gradients = [[finished(g) if is_present(g) and g.is_dist() else g for g in of] for of in gradients]
+        made = original(op, inputs, outputs, gradients, *rest)
+        return [
+            [_as_typed(g) if is_present(g) and _is_parameter(v) else g for v, g in zip(values, of, strict=True)]
+            for values, of in zip(_differentiable(op, inputs), made, strict=True)
+        ]
+
+    with _replaced(core, "call_vjp", call_vjp):
+        yield
+
+
+def _differentiable(op: Any, inputs: Any) -> list[Any]:
+    """The inputs that ``call_vjp`` answers with a gradient, or the lack of one."""
+    return [values for values, wanted in zip(inputs, op.get_input_grad_semantics(), strict=True) if wanted]
+
+
+def _is_parameter(value: Any) -> bool:
+    op = value.get_defining_op() if is_present(value) else None
+    return op is not None and op.name() == "builtin.parameter"
+
+
+def _as_typed(gradient: Any) -> Any:
+    """The gradient of a parameter as its type says. Where its op makes it otherwise, the partition pass would have its readers
+    read another value, but the accumulation of gradients would go on with this one."""
+    import paddle
+
+    op = gradient.get_defining_op()
+    if not gradient.is_dist() or op.dist_attr is None:
+        return gradient
+    made = next(op.dist_attr.result(i) for i, value in enumerate(op.results()) if value.is_same(gradient))
+    made, wanted = made.as_tensor_dist_attr(), gradient.dist_attr()
+    if made == wanted:
+        return gradient
+    gradient.set_type(paddle.base.libpaddle.pir.cvt_to_dist_type(gradient.type(), made))
+    return paddle._C_ops.reshard_v2(gradient, wanted)
+
+
+@contextlib.contextmanager
+def partition_prepared() -> Iterator[None]:
+    """Puts right what the partition pass takes as it is: the tensors of lists, and updates without a rule.
+
+    Reason: the pass reshards a result that an op makes otherwise than its type says, but passes by lists, whose tensors are the
+    results of ``builtin.split``: a shard, as the gradients that ``concat`` has may be, is then read as if it were the whole
+    tensor. For updates see ``updates``. Versions: 3.0 to 3.3.
+    """
+    from paddle.distributed.auto_parallel.static import engine, pir_pass
+
+    from paddle_rbt_plugin.handover.updates import shard_updates
+
+    original = pir_pass.apply_partition_pass
+
+    def apply(program: Any, block: Any = None) -> None:
+        if block is None:
+            _reshard_lists(program)
+            shard_updates(program)
+        original(program, block)
+
+    with _replaced(pir_pass, "apply_partition_pass", apply), _replaced(engine, "apply_partition_pass", apply):
+        yield
+
+
+def _reshard_lists(program: Any) -> None:
+    import paddle
+    from paddle.base.framework import pir_op_role_guard
+
+    for op in program.global_block().ops:
+        source = op.operand_source(0).get_defining_op() if op.name() == "builtin.split" else None
+        if source is None or source.dist_attr is None or source.dist_attr.num_results() != 1:
+            continue
+        made = source.dist_attr.result(0).as_array_attr()
+        for i, value in enumerate(op.results()):
+            if made is None or not value.is_dist() or value.use_empty() or value.dist_attr() == made[i].as_tensor_dist_attr():
+                continue
+            wanted = value.dist_attr()
+            value.update_dist_attr(made[i].as_tensor_dist_attr())
+            paddle.pir.set_insertion_point_after(op)
+            with pir_op_role_guard(source.op_role):
+                arrived = paddle._C_ops.reshard_v2(value, wanted)
+            value.replace_all_uses_with(arrived)
+            arrived.get_defining_op().operand(0).set_source(value)
 
 
 @contextlib.contextmanager
@@ -214,119 +356,3 @@ def tell_engine_its_data_rank(engine: Any, mesh: ProcessMesh) -> None:
     inputs = len(engine._inputs_spec) + len(engine._labels_spec)
     engine._dp_world_sizes = [mesh.degree("dp")] * inputs
     engine._dp_ranks = [mesh.coordinate(rank, "dp")] * inputs
-
-
-def let_engine_fit_in_pir() -> None:
-    """Makes ``Engine.fit``, ``evaluate``, ``predict`` and ``prepare`` + ``run`` work on PIR programs.
-
-    Reason: they read ``_dist_contexts``, which PIR leaves empty: ``fit`` fails in ``_validate_batch_size`` and, past it, in
-    ``_prepare_dataloader``, ``_prepare_fetch``, ``optimizer`` and ``_prepare_logger``; ``run`` fails in ``_prepare_reader``.
-    Past these, ``fit`` asks the optimizer that mixed precision wraps for a learning rate, which it has not, and cuts a batch
-    into micro batches that the jobs of gradient merge cut again. Engines that are not in PIR mode keep Paddle's methods.
-    Versions: 3.0 to 3.3.
-    """
-    from paddle.distributed.auto_parallel.static.engine import Engine
-
-    def in_pir(original: Any, replacement: Any) -> Any:
-        @functools.wraps(original)
-        def method(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            return (replacement if engine._in_pir_mode else original)(engine, *args, **kwargs)
-
-        return method
-
-    Engine._prepare_dataloader = in_pir(Engine._prepare_dataloader, _pir_dataloader)
-    Engine._prepare_fetch = in_pir(Engine._prepare_fetch, _pir_fetch)
-    Engine._prepare_logger = in_pir(Engine._prepare_logger, _pir_logs)
-    Engine._prepare_reader = in_pir(Engine._prepare_reader, lambda engine, feed_list=(): None)
-    Engine.optimizer = property(in_pir(Engine.optimizer.fget, lambda e: getattr(e._optimizer, "_optimizer", e._optimizer)))
-    cut = Engine._validate_batch
-    Engine._validate_batch = in_pir(cut, lambda engine, batch: batch if engine._mode == "train" else cut(engine, batch))
-
-
-def _pir_dataloader(
-    engine: Any,
-    dataset: Any,
-    return_list: bool = True,
-    batch_size: int = 1,
-    shuffle: bool = False,
-    drop_last: bool = True,
-    collate_fn: Any = None,
-    num_workers: int = 0,
-    **_: Any,
-) -> Any:
-    """Batches of this rank's part of a dataset, each a list of one dict of arrays by feed name; the parts of all ranks make
-    the batches that a single process would read."""
-    import paddle
-
-    names = engine.get_feed_name_list()
-    replicas, rank = engine._dp_world_sizes[0], engine._dp_ranks[0]
-
-    def collate(samples: list[Any]) -> list[dict[str, Any]]:
-        batch = collate_fn(samples) if collate_fn else [np.stack(column) for column in zip(*map(_flat, samples), strict=True)]
-        return [dict(zip(names, _flat(batch), strict=False))]
-
-    if isinstance(dataset, paddle.io.IterableDataset):
-        return _StridedBatches(dataset, batch_size, replicas, rank, collate)
-    sampler = paddle.io.DistributedBatchSampler(
-        dataset, batch_size, num_replicas=replicas, rank=rank, shuffle=shuffle, drop_last=drop_last
-    )
-    return paddle.io.DataLoader(dataset, batch_sampler=sampler, collate_fn=collate, num_workers=num_workers, return_list=True)
-
-
-class _StridedBatches:
-    """Whole batches of an iterable dataset, of which this rank keeps its part; a last, smaller batch is dropped."""
-
-    def __init__(self, dataset: Any, batch_size: int, replicas: int, rank: int, collate: Any):
-        self.dataset, self.size, self.replicas, self.rank, self.collate = dataset, batch_size, replicas, rank, collate
-
-    def __len__(self) -> int:
-        return sys.maxsize  # unknown; the engine stops when the iteration does
-
-    def __iter__(self) -> Iterator[Any]:
-        samples = iter(self.dataset)
-        while len(batch := list(itertools.islice(samples, self.size * self.replicas))) == self.size * self.replicas:
-            yield self.collate(batch[self.rank * self.size : (self.rank + 1) * self.size])
-
-
-def _flat(sample: Any) -> list[Any]:
-    if isinstance(sample, dict):
-        return list(sample.values())
-    if isinstance(sample, (list, tuple)):
-        return [part for item in sample for part in _flat(item)]
-    return [sample]
-
-
-def _pir_fetch(engine: Any, user_fetches: Any, mode: str) -> tuple[list[Any], list[list[int]]]:
-    """The loss, or in prediction every output, as values of the program that runs."""
-    program = engine.main_program
-    if mode == "train" and engine._job_plan is not None:  # of the jobs of a micro batch, the last forward one makes the loss
-        pipeline = engine._strategy.pipeline
-        last = pipeline.vpp_degree - 1 if pipeline.enable and pipeline.schedule_mode == "VPP" else ""
-        program = engine._job_plan.ir_program(f"forward{last}")
-    outputs = [op for op in program.global_block().ops if op.name() == "builtin.shadow_output"]
-    by_name = {op.attrs()["output_name"]: op.operand_source(0) for op in outputs}
-    if mode == "predict":
-        values = [v for v in by_name.values() if v.initialized()]
-        return values, [list(range(len(values)))]
-    loss = by_name.get(engine._loss_names[0])
-    return ([loss], [[0]]) if loss is not None and loss.initialized() else ([], [[]])
-
-
-def _pir_logs(
-    engine: Any,
-    outs: Any,
-    epoch: Any = None,
-    step: Any = None,
-    lr: Any = None,
-    fetch_names: Any = None,
-    fetch_indices: Any = None,
-    mode: Any = None,
-) -> dict[str, Any]:
-    logs = {"epoch": epoch, "step": None if step is None else step + 1, "lr": lr}
-    logs = {key: value for key, value in logs.items() if value is not None}
-    values = [outs[i] for i in fetch_indices[0]]
-    if mode == "predict":
-        logs["outputs"] = {f"out{i}": value for i, value in enumerate(values)}
-    elif values:
-        logs["loss"] = np.mean(values[0])  # of the micro batches
-    return logs | {"fetches": {}}

@@ -36,6 +36,7 @@ from paddle_rbt_plugin.handover.chunks import can_be_scheduled, mark
 from paddle_rbt_plugin.handover.local import paddle_placements
 from paddle_rbt_plugin.handover.patches import chunks_as_marked, receives_awaited
 from paddle_rbt_plugin.handover.replay import LEAVES, build_again, erase, operands_by_slot, paddle_mesh, rebuild, results_of
+from paddle_rbt_plugin.handover.seeds import Seeds
 from paddle_rbt_plugin.handover.shared_weights import name_copy, names_restored
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.plan.plan import Plan
@@ -108,9 +109,9 @@ class _Annotation:
         }
         self.constants = self._shared_constants({graph.ops[i].source for i in constant_ops(graph)})
         self.made_in: dict[int, int] = {}  # the chunk that makes a value or reads it first, by the value's id
-        self.whole: dict[int, Any] = {}  # values whose sums over ranks are finished
         self.copies: dict[tuple[int, int], Any] = {}  # by the value's id and the stage
         self.last_constant: Any = None
+        self.seeds = Seeds()
 
     def _shared_constants(self, constant: Collection[int]) -> dict[int, Any]:
         """The ops by their ids that compute constants which several layers read, or others than the ops' own.
@@ -171,11 +172,11 @@ class _Annotation:
         pir.set_insertion_point(op)
         self._bring_operands(op, op, chunk)
         stage = chunk % len(self.meshes)
-        built = rebuild(op, self.process_meshes[stage], self.forms)
+        built, results = rebuild(op, self.process_meshes[stage], self.forms, self.seeds)
         self._place_whole(built[-1], stage)
         for new in built:
             self._mark(new, chunk)
-        self.made_in.update((value.id, chunk) for value in results_of(built[-1]))
+        self.made_in.update((value.id, chunk) for value in results)
 
     def _finish(self) -> None:
         """Erases the constants of the serial program, of which the stages have copies; what the program returns of them is
@@ -237,7 +238,7 @@ class _Annotation:
         slots = operands_by_slot(op).items()
         inputs = {slot: [self._constant(v, chunk, changed) for v in values] for slot, values in slots}
         pir.set_insertion_point_after(self.last_constant)
-        built, results = build_again(op, inputs, self.process_meshes[stage], self.forms, recomputed=False)
+        built, results = build_again(op, inputs, self.process_meshes[stage], self.forms, self.seeds, recomputed=False)
         self._place_whole(built[-1], stage)
         for new in built:
             self._mark(new, chunk)
@@ -263,10 +264,6 @@ class _Annotation:
         return copy.result(0)
 
     def _moved(self, value: Any, stage: int) -> Any:
-        """The value sent to a stage by the one before. A sum over ranks is finished before it leaves: Paddle sends whole
-        values only."""
-        whole = paddle_placements(Placement(placement_of(value).dims_mapping), len(self.meshes[stage].shape))
-        if value.id not in self.whole:
-            partial = any(p.is_partial() for p in value.placements)
-            self.whole[value.id] = paddle._C_ops.reshard(value, value.process_mesh, whole) if partial else value
-        return paddle._C_ops.reshard(self.whole[value.id], self.meshes[stage], whole)
+        """The value sent to a stage by the one before."""
+        mesh = self.meshes[stage]
+        return paddle._C_ops.reshard(value, mesh, paddle_placements(placement_of(value), len(mesh.shape)))

@@ -3,6 +3,9 @@
 Paddle's pass ``auto_parallel_recompute_pir``, which ``strategy.recompute`` switches on, runs the ops again in backward that
 carry one number as ``fwd_recompute_id``, from the first to the last of them; ``recompute`` calls in a model set it. A plan
 recomputes a layer or its attention core instead, so their ops get the numbers here, before the program is annotated.
+
+Ops that draw random numbers do not stand in the way: what reads a seed draws the same from it again, and the results of others
+are kept (see ``patches.let_recomputed_ops_draw_the_same``).
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ from paddle_rbt_plugin.completion import Kernel, Placement, SegmentWork, Value
 from paddle_rbt_plugin.cost.attention import forward_cores
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph import Graph, read_program
-from paddle_rbt_plugin.graph.constants import RANDOM_OPS
 from paddle_rbt_plugin.graph.pir import RECOMPUTE_MARKS
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.layers.layers import Segment
@@ -23,8 +25,6 @@ from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.tuner import Constraint
 
 _MARK = RECOMPUTE_MARKS[0]
-_PROBABILITIES = ("p", "dropout", "dropout_p", "dropout_rate")
-"""Attributes that are 0 where such an op draws none."""
 
 
 def recomputes(plan: Plan) -> bool:
@@ -93,9 +93,6 @@ def _obstacle(program: Any) -> str | None:
     """Why the layers of a program cannot be run twice, if they cannot."""
     graph, ops = read_program(program, needs_loss=False), program.global_block().ops
     for op in (graph.ops[i] for block in cluster_layers(graph).blocks for i in block.ops):
-        silent = op.attrs.get("is_test") or any(op.attrs.get(name) == 0 for name in _PROBABILITIES)
-        if op.type in RANDOM_OPS and not silent:
-            return f"{op.name} in the layers draws random numbers, of which Paddle's recomputation would draw others"
         if ops[op.source].name().endswith("_"):
             return f"{op.name} in the layers changes its operands, and recomputation would do so twice"
     return None
@@ -122,5 +119,5 @@ def _cores(graph: Graph, block: Segment) -> Iterator[frozenset[int]]:
 
     ops = [graph.ops[i] for i in block.ops]
     kernels = tuple(Kernel(op.type, "forward", values(op.operands), values(op.results)) for op in ops)
-    for core in forward_cores(SegmentWork(kernels, (), (), (), (), (), (), ())):
+    for core in forward_cores(SegmentWork(kernels, (), (), (), (), (), (), (), ())):
         yield frozenset(block.ops[i] for i in core.ops)

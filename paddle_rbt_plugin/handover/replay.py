@@ -13,12 +13,14 @@ import paddle
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.forms import FORMS
-from paddle_rbt_plugin.completion.oracle import set_placement
+from paddle_rbt_plugin.completion.oracle import finished, set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.pir import CONTAINER_OPS, RECOMPUTE_MARKS, SINK_OPS, plain_attrs
+from paddle_rbt_plugin.graph.random_ops import draws
 from paddle_rbt_plugin.handover.custom_ops import PREFIX, build_custom_op
 from paddle_rbt_plugin.handover.rewrite import build_op
+from paddle_rbt_plugin.handover.seeds import Seeds
 
 LEAVES = {"builtin.parameter": "parameter_name", "pd_op.data": "name"}
 
@@ -44,6 +46,7 @@ def annotate(program: Any, mesh: ProcessMesh, placements: Mapping[str, Placement
             # Names first: the container that splits a list result goes with its op, and must not be touched afterwards.
             ops = [(op.name(), op) for op in program.global_block().ops]
             has_custom_ops = any(name.startswith(PREFIX) for name, _ in ops)
+            seeds = Seeds()
             for name, op in ops:
                 if name in LEAVES:
                     leaf = op.attrs()[LEAVES[name]]
@@ -52,7 +55,7 @@ def annotate(program: Any, mesh: ProcessMesh, placements: Mapping[str, Placement
                     set_placement(op.result(0), target, placements[leaf])
                 elif name not in CONTAINER_OPS and name not in SINK_OPS:
                     pir.set_insertion_point(op)
-                    built = rebuild(op, mesh, forms, has_custom_ops)[-1]
+                    built = rebuild(op, mesh, forms, seeds, has_custom_ops)[0][-1]
                     if has_custom_ops and not built.operands_source():
                         # The first op to read a value that is not distributed distributes all such values of the program, and
                         # so the local ones of custom ops; so there is none.
@@ -62,16 +65,19 @@ def annotate(program: Any, mesh: ProcessMesh, placements: Mapping[str, Placement
             paddle.disable_static()
 
 
-def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], custom_ops: bool = False) -> list[Any]:
-    """Builds an op again, on the types that its operands have now, in its place; ``forms`` and what is returned as in
-    ``build_op``. ``custom_ops`` says that all values of the program are distributed, without which custom ops cannot be built.
+def rebuild(
+    op: Any, mesh: ProcessMesh, forms: Collection[str], seeds: Seeds, custom_ops: bool = False
+) -> tuple[list[Any], list[Any]]:
+    """Builds an op again, on the types that its operands have now, in its place; ``forms`` as in ``build_op``, and ``seeds``
+    builds random ops. ``custom_ops`` says that all values of the program are distributed, without which custom ops cannot be built.
+    Returns as ``build_again`` does.
 
     Raises UnsupportedProgram for an op that cannot be built again."""
-    built, results = build_again(op, operands_by_slot(op), mesh, forms, custom_ops)
+    built, results = build_again(op, operands_by_slot(op), mesh, forms, seeds, custom_ops)
     for old_result, new_result in zip(results_of(op), results, strict=True):
         old_result.replace_all_uses_with(new_result)
     erase(op)
-    return built
+    return built, results
 
 
 def operands_by_slot(op: Any) -> dict[str, list[Any]]:
@@ -92,6 +98,7 @@ def build_again(
     inputs: Mapping[str, list[Any]],
     mesh: ProcessMesh,
     forms: Collection[str],
+    seeds: Seeds,
     custom_ops: bool = False,
     recomputed: bool = True,
 ) -> tuple[list[Any], list[Any]]:
@@ -107,7 +114,11 @@ def build_again(
             )
         built, results = build_custom_op(name, plain_attrs(op), inputs, mesh, paddle_mesh(mesh))
     else:
-        built = build_op(name, plain_attrs(op), inputs, op.result(0), mesh, forms)
+        attrs = plain_attrs(op)
+        if draws(name, attrs):
+            built = seeds.build(name, attrs, inputs, mesh, paddle_mesh(mesh))
+        else:
+            built = build_op(name, attrs, inputs, op.result(0), mesh, forms)
         results = results_of(built[-1])
     for new in built:
         if op.has_attr("struct_name"):
@@ -119,7 +130,7 @@ def build_again(
     for old_result, new_result in zip(results_of(op), results, strict=True):
         new_result.stop_gradient = old_result.stop_gradient
         new_result.persistable = old_result.persistable
-    return built, results
+    return built, [finished(value) for value in results]
 
 
 def erase(op: Any) -> None:

@@ -11,7 +11,7 @@ from paddle.distributed.auto_parallel.static.process_group import new_process_gr
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.forms import sharded_form
-from paddle_rbt_plugin.completion.oracle import call_op, placement_of, producer_of, set_placement
+from paddle_rbt_plugin.completion.oracle import call_op, finished, placement_of, producer_of, set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.graph.pir import LINEAR, dtype_name
 from paddle_rbt_plugin.graph.rewrite import RULES, Step, steps_for
@@ -38,7 +38,8 @@ def build_op(
             [("transpose_x", False), ("transpose_y", attrs["transpose_weight"])],
             {"x": inputs["input"], "y": inputs["weight"]},
         )
-        return [producer_of(product[0]), producer_of(call_op("add", (), {"x": product, "y": inputs["bias"]})[0])]
+        total = call_op("add", (), {"x": [finished(product[0])], "y": inputs["bias"]})
+        return [producer_of(product[0]), producer_of(total[0])]
     if name in RULES:
         operand = next(values[0] for values in inputs.values())
         if operand.get_defining_op().name() not in _LEAVES:
@@ -49,7 +50,7 @@ def build_op(
         first = {slot: values[0] for slot, values in inputs.items() if values}
         shapes = {slot: tuple(value.shape) for slot, value in first.items()}
         placements = {slot: placement_of(value) for slot, value in first.items()}
-        rank = _rank_on(mesh)
+        rank = rank_on(mesh)
         form = sharded_form(name, attrs, shapes, placements, mesh, rank)
         name, attrs = form.type, form.attrs
         inputs = {form.slots.get(slot, slot): values for slot, values in inputs.items()}
@@ -76,7 +77,7 @@ def _ring(mesh: ProcessMesh, axis: str, rank: int) -> int:
     return int(new_process_group(sorted(group)).id)
 
 
-def _rank_on(mesh: ProcessMesh) -> int:
+def rank_on(mesh: ProcessMesh) -> int:
     """The rank whose program is built; the mesh's first where this process is none of its ranks, as in planning."""
     rank = int(paddle.distributed.get_rank())
     return rank if rank in mesh.ranks else mesh.ranks[0]

@@ -19,9 +19,12 @@ import paddle
 
 from paddle_rbt_plugin.completion.oracle import placement_of, tensor_attr
 from paddle_rbt_plugin.completion.placement import Placement
+from paddle_rbt_plugin.handover import parameter_attributes
 from paddle_rbt_plugin.handover.zero import state_placement
 
 _COPY = re.compile(r"@stage\d+")
+_FUNCTIONS = ("_apply_decay_param_fun", "_lr_ratio", "_exclude_from_weight_decay_fn")
+"""Attributes of optimizers that hold functions of a parameter, or of its name, which users give."""
 _NAMES = ("parameter_name", "output_name", "name")
 """Attributes that hold the names of parameters and states."""
 
@@ -92,8 +95,8 @@ def gradients_summed(optimizer: Any) -> Iterator[None]:
 
 
 class _Summing:
-    """Goes before the class of an optimizer. Paddle calls ``_apply_optimize``, or in mixed precision ``apply_gradients``, with the
-    gradients of all parameters, and ``_pir_create_optimization_pass`` with what the update reads."""
+    """Goes before the class of an optimizer. Paddle calls ``_apply_optimize``, or in mixed precision ``apply_gradients``, with
+    the gradients of all parameters, and ``_pir_create_optimization_pass`` with what the update reads."""
 
     copies: dict[str, list[Any]]
     """The copies of a parameter, by its name."""
@@ -110,10 +113,28 @@ class _Summing:
         for parameter, gradient in parameters_and_grads:
             for copy in self.copies.get(parameter.name, ()):
                 pairs.append((copy, None if gradient is None else _sent(gradient, copy.process_mesh)))
-        return super()._pir_create_optimization_pass(pairs, *args, **kwargs)  # type: ignore[misc]
+        with self._asked_of_originals({p.name: p for p, _ in parameters_and_grads}):
+            return super()._pir_create_optimization_pass(pairs, *args, **kwargs)  # type: ignore[misc]
+
+    @contextmanager
+    def _asked_of_originals(self, originals: dict[str, Any]) -> Iterator[None]:
+        """Lets the functions that a user gives an optimizer, to tell parameters apart, see parameters for their copies."""
+
+        def original(asked: Any) -> Any:
+            name = _COPY.sub("", asked if isinstance(asked, str) else asked.name)
+            return name if isinstance(asked, str) else originals.get(name, asked)
+
+        own = {name: getattr(self, name) for name in _FUNCTIONS if getattr(self, name, None) is not None}
+        for name, function in own.items():
+            setattr(self, name, lambda asked, function=function: function(original(asked)))
+        try:
+            yield
+        finally:
+            for name, function in own.items():
+                setattr(self, name, function)
 
     def _create_master_weight(self, parameter: Any) -> Any:
-        """Copies the parameter where the startup program makes it: there Paddle looks for what the master weight begins with."""
+        """Copies the parameter where the startup program makes it: with that Paddle lets the master weight begin."""
         if _COPY.search(parameter.name):
             _begin_alike(parameter.name)
         return super()._create_master_weight(parameter)  # type: ignore[misc]
@@ -125,6 +146,7 @@ class _Summing:
         for parameter, gradient in params_grads:
             name = _COPY.sub("", parameter.name)
             if name != parameter.name:
+                parameter_attributes.copy(next(p for p, _ in params_grads if p.name == name), parameter)
                 self.copies.setdefault(name, []).append(parameter)
                 gradients.setdefault(name, []).append(None if gradient is None else _finished(parameter, gradient))
         pairs = []

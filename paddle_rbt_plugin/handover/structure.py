@@ -13,16 +13,17 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
 import paddle
 from paddle.base.framework import auto_complete_op_role
 from paddle.distributed import parallel
+from paddle.distributed.auto_parallel.static import pir_pass
 from paddle.distributed.auto_parallel.static.engine import set_all_ops_op_role
 from paddle.distributed.auto_parallel.static.mix_to_dist_pass import apply_mix2dist_pass
-from paddle.distributed.auto_parallel.static.pir_pass import RemovePasses, ReshardPasses, apply_partition_pass
+from paddle.distributed.auto_parallel.static.pir_pass import RemovePasses, ReshardPasses
 from paddle.distributed.auto_parallel.static.process_group import get_process_group
 from paddle.distributed.auto_parallel.strategy import Strategy
 from paddle.distributed.fleet.meta_optimizers.common import OpRole
@@ -30,7 +31,7 @@ from paddle.distributed.passes.pass_base import new_pass
 
 from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
-from paddle_rbt_plugin.completion import Completion, Kernel, SegmentWork, Value, complete, reads_apart
+from paddle_rbt_plugin.completion import Completion, Kernel, Placement, SegmentWork, Value, complete, reads_apart
 from paddle_rbt_plugin.completion.forms import LOSS_REDUCTIONS, forms_on
 from paddle_rbt_plugin.cost.attention import forward_cores
 from paddle_rbt_plugin.cost.compute import CONVOLUTIONS, products
@@ -41,6 +42,7 @@ from paddle_rbt_plugin.cost.transfers import copies, transfers
 from paddle_rbt_plugin.graph import DTYPE_BYTES, Graph
 from paddle_rbt_plugin.graph.constants import constant_ops
 from paddle_rbt_plugin.graph.pir import dtype_name
+from paddle_rbt_plugin.handover.patches import exact_partition
 from paddle_rbt_plugin.handover.pipeline import annotate_stages, schedulable
 from paddle_rbt_plugin.handover.recompute import mark, recomputes, strategy_of
 from paddle_rbt_plugin.handover.replay import annotate
@@ -128,9 +130,9 @@ def predicted(
         own = [k for i, k in zip(segment.ops, work.forward, strict=True) if i not in constant]
         flop += sum(p.flop for k in (*own, *again, *work.backward) for p in products(k, sizes))
         parameters += sum(v.local_bytes(mesh, 1) for v in work.params)
-        for v in work.trained:
+        for v, gradient in zip(work.trained, work.gradients, strict=True):
             nbytes, shards = v.local_bytes(mesh, 1), _replicas(v, mesh) if zero_stage else 1
-            gradients += nbytes // (shards if zero_stage == 2 else 1)
+            gradients += gradient.local_bytes(mesh, 1) // (shards if zero_stage == 2 else 1)
             states += nbytes // shards
             collectives[("optimizer", "all_gather", "dp", nbytes)] += shards > 1
     for phase, nbytes, sender, receiver in _messages(completion, stages, train, zero_stage):
@@ -196,6 +198,11 @@ def _repeated(segment: Segment, work: SegmentWork, recompute: str) -> list[Kerne
 def partition(program: Any, train: bool = True, recompute: bool = False, zero_stage: int = 0) -> Partitioned:
     """Completes an annotated forward program for training with AdamW, or for evaluation, and partitions it, in place. With
     ``recompute`` backward runs again what is marked; ``zero_stage`` divides states."""
+    with exact_partition():
+        return _partition(program, train, recompute, zero_stage)
+
+
+def _partition(program: Any, train: bool, recompute: bool, zero_stage: int) -> Partitioned:
     gradients: list[Any] = []
     paddle.enable_static()
     try:
@@ -213,7 +220,7 @@ def partition(program: Any, train: bool = True, recompute: bool = False, zero_st
             apply_mix2dist_pass(program)
             if recompute:
                 new_pass("auto_parallel_recompute_pir", Strategy().recompute.to_dict()).apply([program], [startup])
-        apply_partition_pass(program)
+        pir_pass.apply_partition_pass(program)
     finally:
         paddle.disable_static()
     return Partitioned(program, startup, gradients)
@@ -236,20 +243,40 @@ def resolve(partitioned: Partitioned) -> Any:
 
 def handed_over(partitioned: Partitioned, mesh: ProcessMesh) -> Structure:
     """The structure of the program of this process's rank, which is one of ``mesh``; it is resolved in place."""
-    ops = resolve(partitioned).global_block().ops
-    updates = [dict(zip(op.get_input_names(), op.operands_source(), strict=True)) for op in ops if op.name() == "pd_op.adamw_"]
+    program = resolve(partitioned)
+    updates = [
+        dict(zip(op.get_input_names(), op.operands_source(), strict=True))
+        for op in program.global_block().ops
+        if op.name() == "pd_op.adamw_"
+    ]
     moments = {
         value.id for slots in updates for slot, value in slots.items() if slot not in ("param", "grad") and value.initialized()
     }
-    held = [op for op in ops if op.name() == "builtin.parameter" and op.result(0).id not in moments]
+    held = [op for op in _parameters(program) if op.result(0).id not in moments]
+    optimizer_bytes = sum(_local_bytes(slots[moment]) for slots in updates for moment in ("moment1", "moment2"))
+    return replace(structure_of(program, partitioned.gradients, held, mesh), optimizer_bytes=optimizer_bytes)
+
+
+def structure_of(program: Any, gradients: Sequence[Any], parameters: Sequence[Any], mesh: ProcessMesh) -> Structure:
+    """The structure of the program of a rank of ``mesh``, optimizer states left out; ``parameters`` are the ops of those that
+    count, ``gradients`` the pairs of a parameter and its gradient."""
+    ops = program.global_block().ops
     return Structure(
         collectives=_collectives(ops, mesh),
-        parameter_bytes=sum(_local_bytes(op.result(0)) for op in held),
-        gradient_bytes=sum(_local_bytes(gradient) for _, gradient in partitioned.gradients if gradient is not None),
-        optimizer_bytes=sum(_local_bytes(slots[moment]) for slots in updates for moment in ("moment1", "moment2")),
+        parameter_bytes=sum(_local_bytes(op.result(0)) for op in parameters),
+        gradient_bytes=sum(_local_bytes(gradient) for _, gradient in gradients if gradient is not None),
         matmul_flop=_matmul_flop(ops),
-        local_shapes={op.attrs()["parameter_name"]: _local_shape(op.result(0)) for op in held},
+        local_shapes={op.attrs()["parameter_name"]: _local_shape(op.result(0)) for op in parameters},
     )
+
+
+def parameters_of(program: Any, names: Collection[str]) -> list[Any]:
+    """The ops of the parameters of those names."""
+    return [op for op in _parameters(program) if op.attrs()["parameter_name"] in names]
+
+
+def _parameters(program: Any) -> list[Any]:
+    return [op for op in program.global_block().ops if op.name() == "builtin.parameter"]
 
 
 def compare(expected: Structure, found: Structure) -> list[str]:
@@ -278,14 +305,49 @@ def verify(plan: Plan, graph: Graph, program: Any, train: bool = True) -> list[S
     Raises PlanError for a plan of another program, TunerError for one whose pipeline PIR does not execute (see
     ``annotate_stages``)."""
     leaves = {name: t.placement for name, t in plan.leaves(graph).items()}
-    meshes = list(dict.fromkeys(entry.process_mesh for entry in plan.stages))
     forms = forms_on(Cluster.from_dict(plan.cluster))
+    zero_stage = _zero_stage(plan) if train else 0
+    expected = predictions(plan, graph, leaves, train, forms, zero_stage)
+    found = []
+    for stage, mesh in enumerate(meshes_of(plan)):
+        with as_rank(mesh.ranks[0]), schedulable(plan):
+            copy = program.clone()
+            mark(copy, graph, plan)
+            if plan.degrees["pp"] == 1:
+                annotate(copy, mesh, leaves, forms)
+            else:
+                annotate_stages(copy, graph, plan, leaves, forms)
+            real = handed_over(partition(copy, train, recomputes(plan), zero_stage), mesh)
+        found.append(StageComparison(stage, expected[stage], real, tuple(compare(expected[stage], real))))
+    return found
+
+
+def meshes_of(plan: Plan) -> list[ProcessMesh]:
+    """The mesh of each pipeline stage."""
+    return list(dict.fromkeys(entry.process_mesh for entry in plan.stages))
+
+
+def _zero_stage(plan: Plan) -> int:
+    return plan.sharding_stage if plan.sharding_stage in STAGES else 0
+
+
+def predictions(
+    plan: Plan,
+    graph: Graph,
+    leaves: Mapping[str, Placement],
+    train: bool,
+    forms: Collection[str],
+    zero_stage: int,
+    recompute: bool = True,
+) -> list[Structure]:
+    """What the cost model computes with, for a rank of each pipeline stage of a plan. ``graph`` is that of the serial program,
+    ``leaves`` places its parameters and data; ``forms`` are the ops that may take another form. Without ``recompute`` nothing
+    is recomputed, whatever the plan says."""
     plugins = load_plugins()
     analysis = analyse(graph, plugins.patterns, train=train, op_names=plugins.op_names, forms=forms)
+    meshes = meshes_of(plan)
     entries = plan.stage_of_layers(analysis.layers.count)
     stages = tuple(meshes.index(plan.stages[i].process_mesh) for i in entries)
-    recompute = [strategy_of(plan, i) if train else "none" for i in entries]
-    zero_stage = plan.sharding_stage if train and plan.sharding_stage in STAGES else 0
     completion = complete(
         analysis.graph,
         analysis.layers,
@@ -297,19 +359,8 @@ def verify(plan: Plan, graph: Graph, program: Any, train: bool = True) -> list[S
         forms=forms,
         apart=reads_apart(analysis.graph, analysis.layers, stages),
     )
-    found = []
-    for stage, mesh in enumerate(meshes):
-        with as_rank(mesh.ranks[0]), schedulable(plan):
-            copy = program.clone()
-            mark(copy, graph, plan)
-            if len(meshes) == 1:
-                annotate(copy, mesh, leaves, forms)
-            else:
-                annotate_stages(copy, graph, plan, leaves, forms)
-            real = handed_over(partition(copy, train, recomputes(plan), zero_stage), mesh)
-        expected = predicted(analysis.graph, completion, train, stages, stage, recompute, zero_stage)
-        found.append(StageComparison(stage, expected, real, tuple(compare(expected, real))))
-    return found
+    ways = [strategy_of(plan, i) if train and recompute else "none" for i in entries]
+    return [predicted(analysis.graph, completion, train, stages, stage, ways, zero_stage) for stage in range(len(meshes))]
 
 
 @contextmanager

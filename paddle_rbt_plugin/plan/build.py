@@ -159,6 +159,7 @@ def _tensors(analysis: Analysis, result: SearchResult, stages: tuple[Stage, ...]
             t.kind,
             t.structured_name,
             t.shape,
+            frozen=t.kind == "param" and t.stop_gradient,
         )
     return tensors
 

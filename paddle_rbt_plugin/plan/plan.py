@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.placement import Placement
-from paddle_rbt_plugin.errors import PlanError
+from paddle_rbt_plugin.errors import PlanError, TunerWarning
 from paddle_rbt_plugin.graph import Graph
 from paddle_rbt_plugin.plan.consistency import contradictions
 from paddle_rbt_plugin.plan.files import write_whole
@@ -57,6 +58,8 @@ class TensorPlacement:
     structured_name: str = ""
     shape: tuple[int, ...] | None = None
     """Of the whole tensor; None in plans that were saved without it."""
+    frozen: bool = False
+    """A parameter that is not trained."""
     mesh: ProcessMesh | None = None
     """The mesh of the stage; filled in by ``Plan.placements``."""
 
@@ -146,9 +149,26 @@ class Plan:
     # Which program and cluster it is for
 
     def check_program(self, graph: Graph) -> None:
-        """Raises PlanError unless the plan was made for a program like this one."""
-        if graph.signature != self.signature:
+        """Raises PlanError unless the plan was made for a program like this one.
+
+        Plans were once saved with a signature that does not tell which parameters are trained and where gradients end. Their
+        placements are right for the program all the same, for they follow from its structure, so such a plan passes with a
+        warning: its estimate, and what it recomputes or divides, may be those of the program with other parameters frozen."""
+        if graph.signature == self.signature:
+            return
+        if graph.structure_signature != self.signature:
             raise PlanError(f"the plan is for another program: {self._difference(graph)}")
+        warnings.warn(
+            "the plan has a signature of the old kind, which does not tell which parameters are frozen: it fits this program's "
+            "structure, but its estimate may be that of other trained parameters; plan and save it again",
+            TunerWarning,
+            stacklevel=3,
+        )
+
+    def for_program(self, graph: Graph) -> Plan:
+        """The plan with the signature of a program that it was made for. Raises PlanError, and warns, as ``check_program``."""
+        self.check_program(graph)
+        return replace(self, signature=graph.signature)
 
     def check_cluster(self, cluster: Cluster) -> None:
         """Raises PlanError unless the plan was made for a cluster like this one."""
@@ -167,9 +187,17 @@ class Plan:
             word = "parameters" if kind == "param" else "inputs"
             if len(planned) != len(found):
                 return f"it has {len(found)} {word}, the plan has {len(planned)}"
+            if set(planned) == {t.name for t in found}:
+                found = tuple(sorted(found, key=lambda t: planned.index(t.name)))
+            for name, t in zip(planned, found, strict=True):
+                frozen = self.tensors[name].frozen
+                if kind == "param" and self.tensors[name].shape == t.shape and frozen != t.stop_gradient:
+                    return (
+                        f"it {'trains' if frozen else 'freezes'} {t.name}, which the plan {'freezes' if frozen else 'trains'}"
+                    )
         return (
-            f"shapes or operations differ (signature {graph.signature[:8]}, the plan has {self.signature[:8]}); "
-            "the batch and sequence sizes must be the same too"
+            f"shapes, operations or where gradients end differ (signature {graph.signature[:8]}, the plan has "
+            f"{self.signature[:8]}); the batch and sequence sizes must be the same too"
         )
 
     def leaves(self, graph: Graph) -> dict[str, TensorPlacement]:
@@ -211,11 +239,25 @@ class Plan:
 
         return shard_layer(self, model)
 
+    def shard_optimizer(self, optimizer: Any) -> Any:
+        """Lets an optimizer of a dygraph Layer that ``shard_layer`` has sharded divide its states (moments, master weights)
+        over the replicas, in place, as the ZeRO stage of the plan says; returns the optimizer."""
+        from paddle_rbt_plugin.handover.dygraph import shard_optimizer
+
+        return shard_optimizer(self, optimizer)
+
     def shard_dataloader(self, loader: Any) -> Any:
         """A loader of whole batches as one that gives each rank its part, for ``dist.to_static`` and ``Engine.run``."""
         from paddle_rbt_plugin.handover.dygraph import shard_dataloader
 
         return shard_dataloader(self, loader)
+
+    def check_replicas(self, model: Any) -> None:
+        """Compares what the ranks hold of a sharded Layer: replicas must be equal. Raises HandoverError naming the first tensor
+        that differs, and the ranks. All ranks call it."""
+        from paddle_rbt_plugin.handover.replicas import check_layer
+
+        check_layer(self, model)
 
     def to_strategy(self) -> Any:
         """A ``paddle.distributed.Strategy`` with the settings of the plan."""
@@ -288,10 +330,12 @@ def _tensor_dict(t: TensorPlacement) -> dict[str, Any]:
         "kind": t.kind,
         "structured_name": t.structured_name,
         **({} if t.shape is None else {"shape": list(t.shape)}),
+        **({"frozen": True} if t.frozen else {}),
     }
 
 
 def _read_tensor(t: Mapping[str, Any]) -> TensorPlacement:
     shape = tuple(t["shape"]) if "shape" in t else None
     mapping = tuple(t["dims_mapping"])
-    return TensorPlacement(t["stage"], mapping, t["pattern"], t["distribution"], t["kind"], t["structured_name"], shape)
+    names = t["pattern"], t["distribution"], t["kind"], t["structured_name"]
+    return TensorPlacement(t["stage"], mapping, *names, shape, t.get("frozen", False))

@@ -2,7 +2,8 @@
 
     [python -m paddle.distributed.launch --nproc_per_node 2 --backend gloo] accumulation.py CASES OUT
 
-``CASES`` is JSON, by name: optimizer and its arguments, clip and its argument, degrees, micro batches, ``avg``. Written is by
+``CASES`` is JSON, by name: optimizer and its arguments, clip and its argument, ``ParamAttr`` of two parameters, degrees, micro
+batches, ``avg``. Written is by
 name the largest difference of a weight over its largest movement and how many times the optimizer scales.
 """
 
@@ -31,10 +32,10 @@ class Samples(paddle.io.Dataset):
 
 
 class Network(nn.Layer):
-    def __init__(self) -> None:
+    def __init__(self, attribute: paddle.ParamAttr | None) -> None:
         super().__init__()
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4)
-        self.up, self.down = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 64, weight_attr=attribute), nn.Linear(64, WIDTH, bias_attr=attribute)
 
     def forward(self, x):
         return self.head(x + self.down(nn.functional.gelu(self.up(self.norm(x)))))
@@ -43,7 +44,10 @@ class Network(nn.Layer):
 def made(case: dict) -> tuple[nn.Layer, paddle.optimizer.Optimizer]:
     paddle.disable_static()
     paddle.seed(5)
-    net = Network()
+    attribute = dict(case.get("attribute", {}))
+    if "L1" in attribute:
+        attribute["regularizer"] = paddle.regularizer.L1Decay(attribute.pop("L1"))
+    net = Network(paddle.ParamAttr(**attribute) if attribute else None)
     clip = getattr(nn, case["clip"][0])(case["clip"][1]) if case.get("clip") else None
     optimizer = getattr(paddle.optimizer, case["optimizer"])
     return net, optimizer(parameters=net.parameters(), grad_clip=clip, **case["arguments"])

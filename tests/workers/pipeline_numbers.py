@@ -228,7 +228,7 @@ def compared(
     expected, before, after = serial(model, batches, optimizer, rate)
     losses, states, lying, sent = pipelined(model, (space, ranks, schedule), batches, before, optimizer, rate)
     last = [rank for rank, micro_batch in losses if micro_batch == 0]
-    differ = {name: 0.0 for name in after}
+    differ = dict.fromkeys(after, 0.0)
     parameters = {key: value for key, value in states.items() if key[1] in after}
     for (rank, name), value in parameters.items():
         # In a moved part only: a value that has not moved is as it was.

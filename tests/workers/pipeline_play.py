@@ -1,10 +1,10 @@
 """Plays the jobs of all ranks of a pipeline in one process, as strictly as GPUs may run them.
 
-A rank issues the ops of its jobs in order, each to a stream: that which Paddle's schedule names, or the one for computing. An op
-starts when all before it on its stream have ended, those of its job that make what it reads on other streams, and, across jobs,
-the op that recorded the event which it waits for. A send ends only when its receive runs, as with NCCL's large messages, and a
-collective when all ranks of its group are there. Computing goes first wherever it can, so that an op which does not wait for a
-message that it reads is found.
+A rank issues the ops of its jobs in order, each to a stream: that which Paddle's schedule names, or the one for computing. An
+op starts when all before it on its stream have ended, those of its job that make what it reads on other streams, and, across
+jobs, the op that recorded the event which it waits for. A send ends only when its receive runs, as with NCCL's large messages,
+and a collective when all ranks of its group are there. Computing goes first wherever it can, so that an op which does not wait
+for a message that it reads is found.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class _Play:
     def run(self) -> int:
         sent, moving = 0, True
         while moving:
-            moving = any([self._compute(queue) for queue in self.queues.values()])
+            moving = sum(map(self._compute, self.queues.values())) > 0
             if not moving:
                 for queue in self.queues.values():
                     kind = queue[0].step.kind if queue else ""

@@ -20,7 +20,7 @@ from paddle.distributed.passes.pass_base import PassContext, new_pass
 from paddle_rbt_plugin.config import PASS_NAME
 from paddle_rbt_plugin.errors import TunerError, TuningFinished
 from paddle_rbt_plugin.graph.legacy import LegacyGraph, read_legacy_program
-from paddle_rbt_plugin.handover.engine_state import engine_plan, pass_attributes, set_engine_plan
+from paddle_rbt_plugin.handover.engine_state import engine_plan, own_strategy, pass_attributes, set_engine_plan
 from paddle_rbt_plugin.handover.legacy import patches
 from paddle_rbt_plugin.handover.legacy.annotate import annotate, check_completed
 from paddle_rbt_plugin.handover.legacy.ops import legacy_static_ops
@@ -66,6 +66,7 @@ def install() -> None:
     def prepare(engine: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_enabled(engine._strategy.tuning) or getattr(engine, "_in_pir_mode", False):
             return prepare_original(engine, *args, **kwargs)
+        own_strategy(engine)
         with legacy_static_ops():
             return prepare_original(engine, *args, **kwargs)
 
@@ -126,4 +127,7 @@ def with_paths_of_job(attrs: dict[str, Any]) -> dict[str, Any]:
     except (OSError, ValueError, AttributeError) as error:
         raise TunerError(f"{_CONFIG} names {path!r}, which is not a readable JSON object: {error}") from error
     found = {"save_path": save, "load_path": load if load and os.path.exists(load) else None}
-    return attrs | {key: value for key, value in found.items() if value and not attrs.get(key)}
+    attrs = attrs | {key: value for key, value in found.items() if value and not attrs.get(key)}
+    if attrs.get("load_path"):  # a loaded plan has its batch; where the strategy accumulates otherwise, it is warned about
+        attrs.pop("global_batch", None)
+    return attrs
