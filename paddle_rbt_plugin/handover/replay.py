@@ -69,8 +69,8 @@ def rebuild(
     op: Any, mesh: ProcessMesh, forms: Collection[str], seeds: Seeds, custom_ops: bool = False
 ) -> tuple[list[Any], list[Any]]:
     """Builds an op again, on the types that its operands have now, in its place; ``forms`` as in ``build_op``, and ``seeds``
-    builds random ops. ``custom_ops`` says that all values of the program are distributed, without which custom ops cannot be built.
-    Returns as ``build_again`` does.
+    builds random ops. ``custom_ops`` says that all values of the program are distributed, without which custom ops cannot be
+    built. Returns as ``build_again`` does.
 
     Raises UnsupportedProgram for an op that cannot be built again."""
     built, results = build_again(op, operands_by_slot(op), mesh, forms, seeds, custom_ops)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
 import paddle
@@ -27,7 +28,6 @@ BATCH, STEPS = 8, 4
 CONFIGS = {
     "gpt": GPTConfig(layers=8, hidden=64, ffn=256, heads=8, vocab=128, seq=16),
     "llama": LlamaConfig(layers=4, hidden=64, ffn=256, heads=8, kv_heads=8, vocab=128, seq=16),
-    "deep llama": LlamaConfig(layers=8, hidden=64, ffn=256, heads=8, kv_heads=8, vocab=128, seq=16),
     "biased": GPTConfig(layers=8, hidden=64, ffn=256, heads=8, vocab=128, seq=16),
 }
 
@@ -46,8 +46,14 @@ class Biased(paddle.nn.Layer):
         return self.gpt(tokens, position_ids, attention_mask + self.bias * 2.0 + hidden, labels, loss_mask)
 
 
-def build_model(name: str) -> Any:
-    return Biased(CONFIGS[name]) if name == "biased" else build(CONFIGS[name])
+def config_of(model: str) -> Any:
+    """The config of a model, which ``gpt/4`` has with 4 layers."""
+    name, _, layers = model.partition("/")
+    return replace(CONFIGS[name], layers=int(layers)) if layers else CONFIGS[name]
+
+
+def build_model(model: str) -> Any:
+    return (Biased if model.startswith("biased") else build)(config_of(model))
 
 
 def steps_for(ranks_in_line: int) -> int:
@@ -113,7 +119,7 @@ def make_jobs(rank: int, engine: Any, model: str, mode: str) -> Any:
     begin(rank)
     engine.to_mode(mode)
     steps = engine._strategy.pipeline.accumulate_steps
-    engine._inputs_spec, engine._labels_spec = engine._validate_spec(input_spec(CONFIGS[model], steps * BATCH // STEPS)), []
+    engine._inputs_spec, engine._labels_spec = engine._validate_spec(input_spec(config_of(model), steps * BATCH // STEPS)), []
     engine._build(mode)
     engine._parallel_pir(mode)
     return engine._job_plan

@@ -1,8 +1,8 @@
 """Trains one step under a pipeline, all ranks in this process, and the same step serially.
 
-Static sends and receives do not run on CPUs. So the jobs of all ranks are played against each other, every op that runs is
-copied into one program, where a send and its receive are one value and a collective is what it computes, and that program is
-executed. Prints JSON: the losses of the micro batches, how far each parameter moves serially, and how far from there it ends
+Static sends and receives do not run on CPUs. So the jobs of all ranks are played against each other: what a rank computes between
+two messages or collectives is executed as a program of its own, a receive gets what its send has, and a collective what it
+computes. Prints JSON: the losses of the micro batches, how far each parameter moves serially, and how far from there it ends
 under the pipeline, on the rank where it is farthest.
 """
 
@@ -11,15 +11,18 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import paddle
 from paddle.distributed import ReduceOp
-from pipeline_engine import BATCH, CONFIGS, STEPS, build_model, prepared, steps_for
+from pipeline_engine import BATCH, STEPS, build_model, config_of, prepared, steps_for
 from pipeline_play import KINDS, SINKS, play
 
 from paddle_rbt_plugin.graph.pir import dtype_name
+from paddle_rbt_plugin.handover.replay import LEAVES
 from paddle_rbt_plugin.models import input_spec
 
 RATE = 1.0
@@ -28,111 +31,162 @@ BEGINNING = {"moment": 0.0, "velocity": 0.0, "beta1_pow": 0.9, "beta2_pow": 0.99
 """What states begin with, by a part of their names."""
 
 
-class OneProgram:
-    """The program that holds what all ranks do, op by op."""
+@dataclass
+class Run:
+    """Ops of one job of a rank that run together."""
 
-    def __init__(self, inputs: set[str], loss: str):
-        self.inputs, self.loss = inputs, loss
-        self.program = paddle.static.Program()
-        self.kept: dict[Any, Any] = {}
-        """Values by rank and name, and by micro batch where they are of one."""
-        self.leaves: dict[str, tuple[int, str, int | None]] = {}
-        """Of the parameters, inputs and states of this program, the rank, the name and the micro batch, by their name here."""
-        self.states: dict[tuple[int, str], Any] = {}
-        """What updates leave of parameters and states, by rank and name."""
-        self.mappings: dict[tuple[int, str, int], Any] = {}
-        self.losses: dict[tuple[int, int], Any] = {}
+    job: Any
+    ops: list[Any] = field(default_factory=list)
+    sinks: list[Any] = field(default_factory=list)
+
+
+class Ranks:
+    """What all ranks hold, and what they do with it.
+
+    ``begin`` gives what an input, a parameter or a state of a rank begins with, by rank, name and micro batch (None for all but
+    inputs, which are those called ``inputs``)."""
+
+    def __init__(self, inputs: list[str], begin: Callable[[int, str, int | None], Any]):
+        self.inputs, self.begin = inputs, begin
+        self.named: dict[tuple[int, str, int | None], Any] = {}
+        """Arrays by rank, name and, where they are of one, micro batch."""
+        self.made: dict[tuple[int, str, int], dict[int, Any]] = {}
+        """Arrays that a job of a rank has made, by their values' ids; a string is the name of one that all jobs see."""
+        self.waiting: dict[int, Run] = {}
+        self.programs: dict[Any, Any] = {}
+        self.executor = paddle.static.Executor(paddle.CPUPlace())
 
     def act(self, rank: int, job: Any, op: Any, message: Any) -> Any:
-        """Copies what a rank does; see ``play``."""
-        mapping = self._mapping(rank, job, op)
-        kind, name = KINDS.get(op.name()), op.name()
+        """Does what a rank does; see ``play``."""
+        run = self.waiting.get(rank)
+        if run is None or run.job is not job:
+            self.flush(rank)
+            run = self.waiting[rank] = Run(job)
+        kind, made = KINDS.get(op.name()), self._made(rank, job)
         if kind == "send":
-            return mapping.look_up(op.operand_source(0))
+            self.flush(rank)
+            return self._value(rank, job, op.operand_source(0))
         if kind == "receive":
-            mapping.add(op.result(0), paddle.assign(message))  # either end may change what it has in place
-        elif name == "pd_op.data":
-            leaf = op.attrs()["name"]
-            self._add_leaf(rank, op, leaf, job.micro_batch_id() if leaf in self.inputs else None, mapping)
-            self.kept[rank, job.micro_batch_id(), leaf] = mapping.look_up(op.result(0))
-        elif name == "builtin.parameter":
-            self._add_leaf(rank, op, op.attrs()["parameter_name"], None, mapping)
-        elif name in SINKS:
-            output, value = op.attrs()["output_name"], mapping.look_up(op.operand_source(0))
-            self.kept[rank, job.micro_batch_id(), output] = value
-            if output == self.loss:
-                self.losses[rank, job.micro_batch_id()] = value
+            made[op.result(0).id] = message
+        elif op.name() in LEAVES:
+            made[op.result(0).id] = op.attrs()[LEAVES[op.name()]]
+        elif op.name() in SINKS:
+            run.sinks.append(op)
         else:
-            copy = op.clone(mapping, paddle.pir.CloneOptions(False, True, True))
-            if copy.has_attr("events_to_wait"):  # that a receive has come, which is no op here
-                copy.set_str_array_attr("events_to_wait", [])
-            for result, operand in paddle.core.pir.get_op_inplace_info(op).items():
-                value = op.operand_source(operand)
-                if value.initialized() and value.has_name:
-                    self.states[rank, value.name] = copy.result(result)
+            run.ops.append(op)
         return None
 
     def collect(self, tasks: list[Any]) -> None:
         """Computes what the ranks of a collective get; see ``play``."""
-        mappings = [self._mapping(*task) for task in tasks]
-        ops = [op for _, _, op in tasks]
-        values = [m.look_up(op.operand_source(0)) for m, op in zip(mappings, ops, strict=True)]
-        results = collective(ops[0], values)
-        for mapping, op, result in zip(mappings, ops, results, strict=True):
-            mapping.add(op.result(0), result)
+        for rank, _, _ in tasks:
+            self.flush(rank)
+        values = [self._value(rank, job, op.operand_source(0)) for rank, job, op in tasks]
+        for (rank, job, op), result in zip(tasks, collective(tasks[0][2], values), strict=True):
+            self._made(rank, job)[op.result(0).id] = result
 
-    def _mapping(self, rank: int, job: Any, op: Any) -> Any:
-        key = (rank, job.type(), job.micro_batch_id())
-        if key not in self.mappings:
-            self.mappings[key] = paddle.pir.IrMapping()
-            for name, value in op.get_parent_block().kwargs().items():
-                found = self._named(rank, job, name, value)
-                if found is not None:
-                    self.mappings[key].add(value, found)
-        mapping = self.mappings[key]
-        for value in op.operands_source():  # of a message that has come since the job began
-            if value.initialized() and value.get_defining_op() is None and not mapping.has(value):
-                mapping.add(value, self._named(rank, job, value.name, value))
-        return mapping
+    def flush(self, rank: int) -> None:
+        """Executes what a rank has to do so far."""
+        run = self.waiting.pop(rank, None)
+        if run is None:
+            return
+        made = self._made(rank, run.job)
+        if run.ops:
+            key = (rank, run.job.type(), run.ops[0].id(), run.ops[-1].id())
+            if key not in self.programs:
+                self.programs[key] = program_of(run.ops)
+            program, read, written, changed = self.programs[key]
+            feed = {f"x{i}": self._value(rank, run.job, value) for i, value in enumerate(read)}
+            found = self.executor.run(program, feed=feed, fetch_list=[value for _, value in written])
+            made.update((value.id, array) for (value, _), array in zip(written, found, strict=True))
+            for value, result in changed:
+                self._set(rank, run.job, value, made[result.id])
+        for op in run.sinks:
+            self.named[rank, op.attrs()["output_name"], run.job.micro_batch_id()] = made[op.operand_source(0).id]
 
-    def _add_leaf(self, rank: int, op: Any, name: str, micro_batch: int | None, mapping: Any) -> None:
-        key = (rank, name) if micro_batch is None else (rank, micro_batch, name)
-        if key not in self.kept:
-            value, here = op.result(0), "@".join([name, *map(str, key[:-1])])
-            self.leaves[here] = (rank, name, micro_batch)
-            if op.name() == "pd_op.data":
-                self.kept[key] = paddle.static.data(here, value.shape, value.dtype)
-            else:
-                new = op.clone(paddle.pir.IrMapping(), paddle.pir.CloneOptions(False, True, True))
-                new.set_str_attr("parameter_name", here)
-                self.kept[key] = new.result(0)
-        mapping.add(op.result(0), self.kept[key])
+    def _made(self, rank: int, job: Any) -> dict[int, Any]:
+        return self.made.setdefault((rank, job.type(), job.micro_batch_id()), {})
 
-    def _named(self, rank: int, job: Any, name: str, value: Any) -> Any:
-        for key in ((rank, job.micro_batch_id(), name), (rank, name)):
-            if key in self.kept:
-                return self.kept[key]
-        if name.endswith("@GRAD@MERGE"):
-            self.kept[rank, name] = paddle.zeros(value.shape, value.dtype)
-        return self.kept.get((rank, name))
+    def _name(self, rank: int, job: Any, value: Any) -> str | None:
+        if value.get_defining_op() is None:
+            return str(value.name)
+        found = self._made(rank, job).get(value.id)
+        return found if isinstance(found, str) else None
+
+    def _key(self, rank: int, job: Any, name: str) -> tuple[int, str, int | None]:
+        of_micro_batch = (rank, name, job.micro_batch_id())
+        return of_micro_batch if of_micro_batch in self.named or name in self.inputs else (rank, name, None)
+
+    def _value(self, rank: int, job: Any, value: Any) -> Any:
+        name = self._name(rank, job, value)
+        if name is None:
+            return self._made(rank, job)[value.id]
+        key = self._key(rank, job, name)
+        if key not in self.named:
+            is_sum = name.endswith("@GRAD@MERGE")
+            self.named[key] = np.zeros(value.shape, dtype_name(value.dtype)) if is_sum else self.begin(*key)
+        return self.named[key]
+
+    def _set(self, rank: int, job: Any, value: Any, array: Any) -> None:
+        name = self._name(rank, job, value)
+        if name is not None:
+            self.named[self._key(rank, job, name)] = array
+
+
+def program_of(ops: list[Any]) -> tuple[Any, list[Any], list[Any], list[Any]]:
+    """A program that does what ``ops`` do, the values that it reads, those that it makes for others, each beside the program's
+    own, and what it changes in place, with the result that holds the change."""
+    program, mapping = paddle.static.Program(), paddle.pir.IrMapping()
+    mine = {op.id() for op in ops}
+    read: list[Any] = []
+    known: set[int] = set()
+    written, changed = [], []
+
+    def copy(op: Any) -> None:
+        for value in op.operands_source():
+            if not value.initialized() or value.id in known:
+                continue
+            maker = value.get_defining_op()
+            if maker is not None and maker.name() == "builtin.combine" and maker.id() not in mine:
+                copy(maker)  # a list is no array
+            elif maker is None or maker.id() not in mine:
+                known.add(value.id)
+                mapping.add(value, paddle.static.data(f"x{len(read)}", value.shape, value.dtype))
+                read.append(value)
+        new = op.clone(mapping, paddle.pir.CloneOptions(False, True, True))
+        if new.has_attr("events_to_wait"):  # that a receive has come, which is no op here
+            new.set_str_array_attr("events_to_wait", [])
+        known.update(value.id for value in op.results() if value.initialized())
+
+    with paddle.static.program_guard(program, paddle.static.Program()):
+        for op in ops:
+            copy(op)
+        for op in ops:
+            in_place = paddle.core.pir.get_op_inplace_info(op)
+            for i, value in enumerate(op.results()):
+                if not value.initialized() or value.is_combine():
+                    continue
+                is_read = any(user.id() not in mine or user.name() in SINKS for user in value.all_used_ops())
+                operand = op.operand_source(in_place[i]) if i in in_place else None
+                if operand is not None and operand.initialized():
+                    changed.append((operand, value))
+                if is_read or operand is not None:
+                    written.append((value, mapping.look_up(value)))
+    return program, read, written, changed
 
 
 def collective(op: Any, values: list[Any]) -> list[Any]:
-    """What each of the ranks gets of a collective, a tensor of its own."""
+    """What each of the ranks gets of a collective."""
     kind, n = op.name().removeprefix("pd_op.").removesuffix("_"), len(values)
     if kind in ("all_reduce", "reduce_scatter"):
         how = op.attrs().get("reduce_type", ReduceOp.SUM)
-        stacked = paddle.stack(values)
-        if how in (ReduceOp.SUM, ReduceOp.AVG):
-            total = stacked.sum(0) if how == ReduceOp.SUM else stacked.mean(0)
-        else:
-            total = {ReduceOp.MAX: paddle.max, ReduceOp.MIN: paddle.min, ReduceOp.PROD: paddle.prod}[how](stacked, 0)
-        return paddle.split(total, n) if kind == "reduce_scatter" else [paddle.assign(total) for _ in range(n)]
+        names = {ReduceOp.SUM: "sum", ReduceOp.AVG: "mean", ReduceOp.MAX: "max", ReduceOp.MIN: "min", ReduceOp.PROD: "prod"}
+        total = getattr(np, names[how])(np.stack(values), 0)
+        return np.split(total, n) if kind == "reduce_scatter" else [total] * n
     if kind == "all_gather":
-        return [paddle.concat(values, 0) for _ in range(n)]
+        return [np.concatenate(values)] * n
     assert kind == "all_to_all", f"{kind} is not played"
-    parts = [paddle.split(value, n) for value in values]
-    return [paddle.concat([part[i] for part in parts], 0) for i in range(n)]
+    parts = [np.split(value, n) for value in values]
+    return [np.concatenate([part[i] for part in parts]) for i in range(n)]
 
 
 def part_of(array: Any, value: Any, rank: int) -> Any:
@@ -153,35 +207,31 @@ def pipelined(
     space, ranks, schedule = settings
     engines = {rank: prepared(rank, model, space, ranks, schedule, "float32", optimizer, len(batches)) for rank in range(ranks)}
     inputs = engines[0].get_feed_name_list()
-    paddle.enable_static()
-    one = OneProgram(set(inputs), engines[0]._loss_names[0])
-    with paddle.static.program_guard(one.program, paddle.static.Program()):
-        sent = play({rank: engine._job_plan for rank, engine in engines.items()}, one.act, one.collect)
     lying = {
         (rank, op.result(0).name): op.result(0)
         for rank, engine in engines.items()
         for op in engine._pir_dist_main_progs["train"].global_block().ops
-        if op.name() in ("pd_op.data", "builtin.parameter")
+        if op.name() in LEAVES
     }
-    scope, place = paddle.static.Scope(), paddle.CPUPlace()
-    feed = {}
-    for here, (rank, name, micro_batch) in one.leaves.items():
-        value = lying[rank, name]
+
+    def begin(rank: int, name: str, micro_batch: int | None) -> Any:
         if micro_batch is not None:
-            feed[here] = part_of(batches[micro_batch][inputs.index(name)], value, rank)
-        elif name in values:
-            scope.var(here).get_tensor().set(np.ascontiguousarray(part_of(values[name], value, rank)), place)
-        elif name.startswith("learning_rate"):
-            feed[here] = np.float32(rate)
-        else:
-            begin = next(number for part, number in BEGINNING.items() if part in name)
-            feed[here] = np.full(value._local_shape, begin, "float32")
-    fetched = {**{("loss", *key): loss for key, loss in one.losses.items()}, **one.states}
-    with paddle.static.scope_guard(scope):
-        found = paddle.static.Executor(place).run(one.program, feed=feed, fetch_list=list(fetched.values()))
-    results = dict(zip(fetched, found, strict=True))
-    losses = {key[1:]: float(value) for key, value in results.items() if key[0] == "loss"}
-    states = {key: value for key, value in results.items() if key[0] != "loss"}
+            return part_of(batches[micro_batch][inputs.index(name)], lying[rank, name], rank)
+        if name in values:
+            return part_of(values[name], lying[rank, name], rank)
+        if name.startswith("learning_rate"):
+            return np.float32(rate)
+        first = next(number for part, number in BEGINNING.items() if part in name)
+        return np.full(lying[rank, name]._local_shape, first, "float32")
+
+    paddle.enable_static()
+    played = Ranks(inputs, begin)
+    sent = play({rank: engine._job_plan for rank, engine in engines.items()}, played.act, played.collect)
+    for rank in engines:
+        played.flush(rank)
+    loss = engines[0]._loss_names[0]
+    losses = {(rank, step): float(found) for (rank, name, step), found in played.named.items() if name == loss}
+    states = {(rank, name): found for (rank, name, step), found in played.named.items() if step is None}
     return losses, states, lying, sent
 
 
@@ -222,7 +272,7 @@ def compared(
     """The report of a step; ``clip`` is the largest norm of the gradients."""
     steps = steps or steps_for(space["pp"])
     rng = np.random.default_rng(0)
-    specs = input_spec(CONFIGS[model], BATCH // STEPS)
+    specs = input_spec(config_of(model), BATCH // STEPS)
     batches = [[inputs_like(spec, rng) for spec in specs] for _ in range(steps)]
     optimizer, rate = optimizer_of(kind, clip)
     expected, before, after = serial(model, batches, optimizer, rate)
@@ -231,7 +281,6 @@ def compared(
     differ = dict.fromkeys(after, 0.0)
     parameters = {key: value for key, value in states.items() if key[1] in after}
     for (rank, name), value in parameters.items():
-        # In a moved part only: a value that has not moved is as it was.
         differ[name] = max(differ[name], float(abs(part_of(after[name], lying[rank, name], rank) - value).max()))
     assert {name for _, name in parameters} == set(after), "not every parameter was updated"
     return {
