@@ -41,4 +41,5 @@ def test_the_engine_makes_the_jobs_of_every_rank_of_a_pipeline(model, schedule, 
         assert types[-1] == "optimizer"
     first, second = ({tuple(found[rank]["parameters"]) for rank in stage} for stage in found[0]["stages"][:2])
     assert len(first) == len(second) == 1
-    assert not set(*first) & set(*second)
+    # The embedding of tokens, to which the head of GPT is tied, lies on both ends under its own name.
+    assert len(set(*first) & set(*second)) == (1 if model == "gpt" else 0)

@@ -386,7 +386,7 @@ def _collectives(ops: Sequence[Any], mesh: ProcessMesh) -> Collectives:
     def add(op: Any, kind: str, message: Any, times: int = 1) -> None:
         ranks = tuple(sorted(get_process_group(op.int_attr("ring_id")).ranks))
         if len(ranks) > 1:  # alone, a rank moves nothing
-            count[(PHASES[op.op_role], kind, axis_of[ranks], _local_bytes(message))] += times
+            count[(PHASES[op.op_role], kind, axis_of.get(ranks, "pp"), _local_bytes(message))] += times
 
     for op in ops:
         kind = op.name().removeprefix("pd_op.").removesuffix("_")

@@ -1,7 +1,7 @@
 """Trains one step under a pipeline, all ranks in this process, and the same step serially.
 
-Static sends and receives do not run on CPUs. So the jobs of all ranks are played against each other: what a rank computes between
-two messages or collectives is executed as a program of its own, a receive gets what its send has, and a collective what it
+Static sends and receives do not run on CPUs. So the jobs of all ranks are played against each other: what a rank computes
+between messages or collectives is executed as a program of its own, a receive gets what its send has, and a collective what it
 computes. Prints JSON: the losses of the micro batches, how far each parameter moves serially, and how far from there it ends
 under the pipeline, on the rank where it is farthest.
 """
@@ -289,6 +289,7 @@ def compared(
         "serial_losses": expected,
         "moved": {name: float(abs(after[name] - before[name]).max()) for name in after},
         "differ": differ,
+        "ulp": {name: float(np.spacing(abs(after[name]).max())) for name in after},
         "apart": apart(states, lying),
         "messages": sent,
     }
