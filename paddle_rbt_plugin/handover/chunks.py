@@ -4,8 +4,9 @@ Chunk ``c`` of a model runs on stage ``c % pp``, as chunk ``c // pp`` of that st
 its interleaved schedule cuts the program of a rank into jobs. Annotation marks the forward ops; autodiff marks their gradients.
 
 A value moves between two stages when its first reader needs it, or the first stage that it goes on to: it is received in the
-reader's chunk, and sent by the chunk of the sending stage that runs last before that one. All ranks run the same chunks and micro batches in the same order
-(backward, in the reverse order of chunks), so the messages of one phase between two ranks arrive in the order of their sending.
+reader's chunk, and sent by the chunk of the sending stage that runs last before that one. All ranks run the same chunks and
+micro batches in the same order (backward, in the reverse order of chunks), so the messages of one phase between two ranks
+arrive in the order of their sending.
 Forward and backward messages do not: since chunks go round, both phases send both ways between the first stage and
 the last, and how they alternate differs on the two. So each phase has communicators of its own.
 """

@@ -34,6 +34,11 @@ def name_copy(parameter: Any, stage: int) -> None:
     parameter.set_str_attr("parameter_name", f"{parameter.attrs()['parameter_name']}@stage{stage}")
 
 
+def original_name(name: str) -> str:
+    """The name of the parameter that a copy is of."""
+    return _COPY.sub("", name)
+
+
 def copies_in(program: Any) -> list[str]:
     """The names of the copies that a program holds."""
     names = (op.attrs()["parameter_name"] for op in program.global_block().ops if op.name() == "builtin.parameter")

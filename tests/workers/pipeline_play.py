@@ -22,6 +22,7 @@ from paddle_rbt_plugin.handover import chunks
 
 KINDS = {"pd_op.send_v2": "send", "pd_op.recv_v2": "receive"}
 SINKS = ("builtin.shadow_output", "pd_op.set_persistable_value")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _LEAVES = ("builtin.parameter", "pd_op.data")
 _GROUPS: dict[int, dict[int, Any]] = {}
 """The communicators of every rank, by number."""
@@ -190,7 +191,7 @@ def steps_of(rank: int, program: Any) -> list[Step]:
             step.group = (attrs["ring_id"], *ends)
         elif "ring_id" in attrs and not op.name().endswith(("_grad", "_grad_")):
             ranks = tuple(_GROUPS[rank][attrs["ring_id"]].ranks)
-            if len(ranks) > 1:
+            if len(ranks) > 1 or op.name().removeprefix("pd_op.").removesuffix("_") in COLLECTIVES:
                 step.kind, step.group = "collective", (attrs["ring_id"], ranks)
         position[op.id()] = len(steps)
         steps.append(step)
