@@ -20,7 +20,7 @@ from paddle.distributed.fleet import auto
 from pipeline_play import begin, check_message, play
 
 import paddle_rbt_plugin as rbt
-from paddle_rbt_plugin.handover import passes
+from paddle_rbt_plugin.handover import guard, passes
 from paddle_rbt_plugin.models import GPTConfig, LlamaConfig, build, input_spec
 
 BATCH, STEPS = 8, 4
@@ -100,6 +100,7 @@ def prepared(
     as_rank(rank)
     # It refuses meshes on which CPUs compute wrong; nothing computes here.
     passes.enable_static_training_on_cpu = lambda meshes: None
+    guard._on_cpus = lambda collectives, mesh: collectives
     with paddle.utils.unique_name.guard():
         paddle.seed(0)
         engine = engine_of(model, space, ranks, schedule, precision, optimizer or paddle.optimizer.AdamW, steps)
