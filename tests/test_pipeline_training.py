@@ -58,5 +58,5 @@ def test_a_step_under_a_pipeline_is_the_serial_step(cases, tmp_path) -> None:
         assert report["losses"] == pytest.approx(report["serial_losses"], rel=1e-6), name
         assert report["loss_on_ranks"] < 1e-5, name
         for parameter, moved in report["moved"].items():
-            assert report["differ"][parameter] <= 1e-5 * moved + 2 * report["ulp"][parameter], (name, parameter)
+            assert report["differ"][parameter] <= 1e-5 * moved + 2 * report["ulp"][parameter] + 1e-9, (name, parameter)
         assert report["apart"] == 0, name  # replicas and both ends of a shared weight, their states too
