@@ -18,7 +18,7 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class Block:
-    """``takes`` are the kinds of its operands (several for one: ``seq|vec``); ``gives`` the value that it makes of attributes and
+    """``takes`` are the kinds of its operands (several for one: ``seq|vec``); ``gives`` the value made of attributes and
     operands, None where it does not apply; ``weight`` how often it is drawn, 0 where something else draws it."""
 
     takes: tuple[str, ...]
@@ -217,6 +217,22 @@ _block(
     residual=YES,
 )
 _block("parallel_block", "seq", _heads, 1, True, heads=(4, 2), activation=ACTIVATIONS, norm=("layer", "rms"), bias=YES)
+_block(
+    "transformer_layer",
+    "seq",
+    _heads,
+    1.5,
+    True,
+    heads=(4, 2),
+    kv_heads=(4, 2),
+    norm=("layer", "rms"),
+    activation=ACTIVATIONS,
+    gate=("none", "separate", "fused_chunk"),
+    bias=YES,
+    project=("separate", "fused_split"),
+    core=("composed", "sdpa"),
+    causal=NO,
+)
 _block("token_mixer", "seq", _same, 0.7, activation=("gelu", "relu"), residual=YES)
 _block("per_head_scale", "seq", _heads, 0.5, heads=(4, 2), norm=NO)
 
@@ -271,6 +287,8 @@ _block(
 _block("tied_head", "seq", lambda at, x: _wide(x, at["words"]), 0, words=(32, 64, 48, 50), spelt=("matmul", "linear"))
 
 INPUTS = ("tokens", "features", "table", "image", "attention_mask")
+STACKED = ("attention", "feed_forward", "parallel_block", "transformer_layer")
+"""Blocks of which a statement may hold several with weights of their own, in a LayerList."""
 CRASHING = ("einsum",)
 """Blocks that may end the process today."""
 WITHOUT_WEIGHTS = (

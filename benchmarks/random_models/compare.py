@@ -1,7 +1,6 @@
 """Puts what the ranks of a job hold together, and compares it with what one process has trained.
 
-- **Losses**: of every step, ``|a - b| / max(|b|, 0.01)``. Where the replicas of ``dp`` show losses of their own parts of the
-  batch, as static programs of Paddle do, their mean counts; ranks along ``mp`` must show the same.
+- **Losses**: of every step, ``|a - b| / max(|b|, 0.01)``; every rank must show that of the whole batch.
 - **Weights**: the largest ``|a - b|`` of a tensor over how far training has moved it, at least 0.01. So a weight that
   moved by 0.02 may differ by 2e-6; measured against its size, a wrong gradient would hide behind a small learning rate.
 - **States**: the same over the largest number of the state, at least 0.01.
@@ -52,9 +51,9 @@ class Difference:
         return ""
 
 
-def compare(serial: dict[str, Any], ranks: Sequence[dict[str, Any]], layout: dict[str, int]) -> Difference:
+def compare(serial: dict[str, Any], ranks: Sequence[dict[str, Any]]) -> Difference:
     """Compares the answers of the ranks with that of one process."""
-    loss, loss_where = _losses(serial["losses"], [r["losses"] for r in ranks], layout)
+    loss, loss_where = _losses(serial["losses"], [r["losses"] for r in ranks])
     whole, start = _arrays(serial), _initial(serial)
     held = [_arrays(r) for r in ranks]
     worst = {"weight": (0.0, ""), "state": (0.0, ""), "copies": (0.0, "")}
@@ -89,16 +88,13 @@ def tuple_of(pair: Sequence[Any]) -> tuple[Any, Any]:
     return pair[0], pair[1]
 
 
-def _losses(right: Sequence[float], ranks: Sequence[Sequence[float]], layout: dict[str, int]) -> tuple[float, str]:
+def _losses(right: Sequence[float], ranks: Sequence[Sequence[float]]) -> tuple[float, str]:
     if any(len(r) != len(right) for r in ranks):
         return math.inf, f"of {[len(r) for r in ranks]} steps, not {len(right)}"
     worst, where = 0.0, ""
     for step, value in enumerate(right):
         shown = np.array([r[step] for r in ranks])
-        size = abs(shown.mean() - value) / max(abs(value), 1e-2)
-        if layout["mp"] > 1:  # mp runs over neighbouring ranks
-            rows = shown.reshape(layout["dp"], layout["mp"])
-            size = max(size, float(np.ptp(rows, axis=1).max()) / max(abs(value), 1e-2))
+        size = abs(shown - value).max() / max(abs(value), 1e-2)
         if not size <= worst:
             worst, where = float(size), f"at step {step}: {value:.7g} alone, {', '.join(f'{v:.7g}' for v in shown)}"
     return worst, where

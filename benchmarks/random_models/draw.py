@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from random_models.blocks import BLOCKS, CRASHING, Value
+from random_models.blocks import BLOCKS, CRASHING, STACKED, Value
 from random_models.grammar import ENTRIES, LAYOUTS, SCRIPT, Case, Illegal, Statement, check, pruned, shapes
 
 VOCABULARIES = (32, 64, 48, 50)
@@ -46,7 +46,8 @@ def _attempt(random: Random, layouts: Sequence[str], entries: Sequence[str], cra
         return {**case, "outputs": []}
     case = pruned(case)
     divides = any(BLOCKS[s["op"]].divides for s in case["model"])
-    names = [n for n in layouts if divides or LAYOUTS[n][1] == 1]
+    heads = [s["at"]["heads"] for s in case["model"] if "heads" in s["at"]]
+    names = [n for n in layouts if LAYOUTS[n][1] == 1 or (divides and all(h % LAYOUTS[n][1] == 0 for h in heads))]
     if not names:
         return {**case, "outputs": []}
     layout = random.choices(names, [1 if n.endswith("4") else 2 for n in names])[0]
@@ -57,7 +58,13 @@ def _attempt(random: Random, layouts: Sequence[str], entries: Sequence[str], cra
     entry = random.choice(allowed)
     script = _script(random, dp, entry)
     if any(s["at"].get("norm") == "batch" for s in case["model"]):
-        script["recompute"] = "none"  # its running means would be updated twice, which the tuner refuses
+        script["recompute"] = "none"  # its running means would be updated twice
+    if entry == "dygraph" and script["recompute"] != "none":  # whole Layers of a LayerList
+        script["recompute"] = "full" if any("times" in s for s in case["model"]) else "none"
+    if script["optimizer"] == "RMSProp" and entry != "dygraph":  # which Paddle cannot build on distributed tensors
+        script["optimizer"] = "Adagrad"
+    if script["optimizer"] == "Lamb":  # whose update reads whole weights
+        script["zero"] = 0
     batch = random.choice([n for n in BATCHES if n % (dp * script["accumulate"]) == 0])
     return {"sizes": {"batch": batch}, **case, "script": script, "layout": {"dp": dp, "mp": mp}, "entry": entry}
 
@@ -93,11 +100,9 @@ class _Writer:
         """Adds a statement, whose attributes are drawn unless given; None where it does not apply."""
         block = BLOCKS[op]
         drawn = {name: self._choose(op, name, choices) for name, choices in block.choices.items()}
-        shared = at.pop("of", None)
+        more = {key: at[key] for key in ("of", "times") if at.get(key) is not None}
         drawn.update({k: v for k, v in at.items() if k in drawn})
-        statement: Statement = {"op": op, "in": list(operands), "at": drawn}
-        if shared is not None:
-            statement["of"] = shared
+        statement: Statement = {"op": op, "in": list(operands), "at": drawn, **more}
         self.model.append(statement)
         try:
             self.values = shapes({"model": self.model})
@@ -151,7 +156,8 @@ class _Writer:
                 newest = fitting[-1]
                 operands.append(newest if position == 0 and self.random.random() < 0.85 else self.random.choice(fitting))
             else:
-                if self.write(name, operands) is not None:
+                times = self.random.choice((2, 3)) if name in STACKED and self.random.random() < 0.25 else None
+                if self.write(name, operands, times=times) is not None:
                     if self.random.random() < 0.12:
                         self._again()
                     return
@@ -160,7 +166,13 @@ class _Writer:
         """The newest Layer once more, on what it made."""
         newest = self.model[-1]
         if newest["in"] and newest["op"] not in ("add", "concat", "append", "stack"):
-            self.write(newest["op"], [len(self.model) - 1, *newest["in"][1:]], **newest["at"], of=len(self.model) - 1)
+            self.write(
+                newest["op"],
+                [len(self.model) - 1, *newest["in"][1:]],
+                **newest["at"],
+                of=len(self.model) - 1,
+                times=newest.get("times"),
+            )
 
     def outputs(self) -> list[dict[str, Any]]:
         """Heads and losses: one, sometimes two."""

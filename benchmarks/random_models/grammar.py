@@ -11,8 +11,8 @@ A case is plain data::
      "script": {...}, "layout": {"dp": 2, "mp": 1}, "entry": "to_static", "seed": 7}
 
 The statements of a model are in order; ``in`` holds the indices of those whose values one reads, ``of`` the one whose Layer it
-uses again (of a tied head: the embedding whose table it reads). With ``returned``, ``forward`` takes the labels and returns the
-loss. The seed is that of weights and batches.
+uses again (of a tied head: the embedding whose table it reads), ``times`` how many blocks of the kind follow one another. With
+``returned``, ``forward`` takes the labels and returns the loss. The seed is that of weights and batches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from random_models.blocks import BLOCKS, INPUTS, WITHOUT_WEIGHTS, Value
+from random_models.blocks import BLOCKS, INPUTS, STACKED, WITHOUT_WEIGHTS, Value
 
 Case = dict[str, Any]
 Statement = dict[str, Any]
@@ -54,7 +54,9 @@ LOSSES: dict[str, dict[str, Sequence[Any]]] = {
 }
 
 SCRIPT: dict[str, Sequence[Any]] = {
-    "optimizer": ("SGD", "Momentum", "AdamW", "Adam"),
+    "optimizer": (
+        "SGD", "Momentum", "AdamW", "Adam", "AdamW", "Adagrad", "RMSProp", "Adamax", "NAdam", "RAdam", "Adadelta", "Lamb",
+    ),
     "schedule": ("none", "step", "warmup", "cosine"),
     "clip": ("none", "global_norm", "norm", "value"),
     "accumulate": (1, 2, 4),
@@ -85,6 +87,8 @@ def shapes(case: Case) -> list[Value]:
         value = block.gives(s["at"], *operands)
         if value is None:
             raise Illegal(f"statement {i}: {s['op']} does not apply to {operands}")
+        if s.get("times", 2) < 2 or ("times" in s and s["op"] not in STACKED):
+            raise Illegal(f"statement {i}: {s['op']} is not stacked")
         if "of" in s:
             _check_shared(case, i, values)
         values.append(value)
@@ -101,7 +105,7 @@ def _check_shared(case: Case, i: int, values: list[Value]) -> None:
         if case["model"][other["in"][0]]["at"]["words"] != s["at"]["words"]:
             raise Illegal(f"statement {i}: a head tied to an embedding of other words")
         return
-    alike = other is not None and other["op"] == s["op"] and other["at"] == s["at"] and "of" not in other
+    alike = other is not None and all(other.get(k) == s.get(k) for k in ("op", "at", "times")) and "of" not in other
     if not alike or [values[j] for j in s["in"]] != [values[j] for j in other["in"]]:
         raise Illegal(f"statement {i}: shares the Layer of another block")
 

@@ -31,7 +31,11 @@ class Model(nn.Layer):
                 continue
             operands = [values[j].shape for j in s["in"]]
             more = [self.statements[s["in"][0]]["at"]["words"]] if s["op"] == "embedding" else []
-            setattr(self, f"{s['op']}_{i}", LAYERS[s["op"]](s["at"], *operands, *more))
+            name, made = f"{s['op']}_{i}", LAYERS[s["op"]]
+            if "times" in s:
+                setattr(self, name, nn.LayerList([made(s["at"], *operands) for _ in range(s["times"])]))
+            else:
+                setattr(self, name, made(s["at"], *operands, *more))
 
     def _layer(self, i: int) -> Any:
         s = self.statements[i]
@@ -45,6 +49,11 @@ class Model(nn.Layer):
             operands = [values[j] for j in s["in"]]
             if s["op"] in INPUTS:
                 values.append(next(given))
+            elif "times" in s:
+                x = operands[0]
+                for layer in self._layer(i):
+                    x = layer(x)
+                values.append(x)
             elif s["op"] == "tied_head":
                 values.append(self._layer(i)(*operands, self._layer(s["of"]).table))
             else:

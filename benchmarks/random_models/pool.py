@@ -70,8 +70,8 @@ class Job:
             raise RuntimeError(f"a job of {self.processes} processes did not start:\n{self.log_tail()}")
 
     def run(self, case: dict[str, Any], limit: float) -> dict[str, Any]:
-        """``{"outcome": ..., "ranks": [answer or None, ...]}``; the outcome is trained, refused, crash or hang. After one of the
-        last two the job has ended."""
+        """``{"outcome": ..., "ranks": [answer or None, ...]}``; the outcome is trained, refused, crash or hang. After one of
+        the last two the job has ended."""
         self.trained += 1
         for lines in self.lines:
             try:

@@ -59,7 +59,7 @@ def run_case(jobs: Jobs, case: Case, limit: float) -> Outcome:
     answers = [a for a in together["ranks"] if a]
     try:
         if together["outcome"] == "trained":
-            found = compare(alone["ranks"][0], together["ranks"], case["layout"])
+            found = compare(alone["ranks"][0], together["ranks"])
             sizes = {n: getattr(found, n) for n in ("loss", "weight", "state", "copies")}
             if not found.kind:
                 return Outcome("same", "", found.where, sizes, seconds)
@@ -91,7 +91,7 @@ def _noise(jobs: Jobs, case: Case, serial: dict[str, Any], limit: float) -> Diff
     for jitter in range(2):
         done = jobs.job(1).run({**case, "jitter": jitter}, limit)
         if done["outcome"] == "trained":
-            found.append(compare(serial, done["ranks"], {"dp": 1, "mp": 1}))
+            found.append(compare(serial, done["ranks"]))
         remove(done["ranks"])
     return Difference(*(max((getattr(f, n) for f in found), default=0.0) for n in ("loss", "weight", "state")))
 

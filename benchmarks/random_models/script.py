@@ -24,7 +24,10 @@ import paddle_rbt_plugin as rbt
 from random_models.grammar import Case
 from random_models.model import WithLoss, batch_arrays, build, specs
 
-RATES = {"SGD": 0.1, "Momentum": 0.05, "AdamW": 0.02, "Adam": 0.02}
+RATES = {
+    "SGD": 0.1, "Momentum": 0.05, "AdamW": 0.02, "Adam": 0.02, "Adagrad": 0.05, "RMSProp": 0.01, "Adamax": 0.02, "NAdam": 0.02,
+    "RAdam": 0.02, "Adadelta": 0.5, "Lamb": 0.02,
+}  # fmt: skip
 EPSILON = 1e-3
 
 
@@ -94,8 +97,9 @@ def _optimizer(case: Case, model: nn.Layer) -> tuple[Any, Any]:
         "norm": lambda: nn.ClipGradByNorm(0.3),
         "value": lambda: nn.ClipGradByValue(0.05),
     }[script["clip"]]()
-    more: dict[str, Any] = {"epsilon": EPSILON} if name in ("AdamW", "Adam") else {}
-    more |= {"weight_decay": script["decay"]} if script["decay"] or name == "AdamW" else {}
+    more: dict[str, Any] = {"epsilon": EPSILON} if name not in ("SGD", "Momentum", "Rprop", "Lamb") else {}
+    decay = "lamb_weight_decay" if name == "Lamb" else "weight_decay"
+    more |= {decay: script["decay"]} if script["decay"] or name == "AdamW" else {}
     if name == "AdamW" and script["decay_of"] == "matrices":
         more["apply_decay_param_fun"] = lambda parameter: ".w_" in parameter and "norm" not in parameter
     made = getattr(paddle.optimizer, name)(schedule or rate, parameters=model.parameters(), grad_clip=clip, **more)

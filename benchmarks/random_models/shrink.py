@@ -1,9 +1,10 @@
 """Makes a failing case small: greedily, over the case's own data.
 
 hypothesis would draw and shrink as well, but it shrinks by replaying choices through the generator: it runs a test hundreds of
-times, takes another failure for the same one, and the case that it ends with depends on its version and its database. A case here
-takes seconds in other processes, and the grammar says what is simpler than what. So passes over the statements, the attributes, the
-script and the sizes, until nothing more can go, need some tens of runs; and a case is data that ``--case`` runs again.
+times, takes another failure for the same one, and the case that it ends with depends on its version and its database. A case
+here takes seconds in other processes, and the grammar says what is simpler than what. So passes over the statements, the
+attributes, the script and the sizes, until nothing more can go, need some tens of runs; and a case is data that ``--case`` runs
+again.
 """
 
 from __future__ import annotations
@@ -84,6 +85,9 @@ def _fewer_statements(case: Case) -> Iterator[Case]:
     values = shapes(case)
     for i in range(len(case["model"]) - 1, -1, -1):
         s = case["model"][i]
+        if "times" in s:
+            yield _changed(case, i, {k: v for k, v in s.items() if k != "times"})
+            yield _changed(case, i, {**s, "times": s["times"] - 1})
         if "of" in s and s["op"] != "tied_head":
             yield _changed(case, i, {k: v for k, v in s.items() if k != "of"})
         for j in dict.fromkeys((*s["in"], *range(i))):
@@ -148,5 +152,5 @@ def _changed(case: Case, i: int, statement: dict[str, Any]) -> Case:
     model[i] = statement
     for j, s in enumerate(model):
         if s.get("of") == i and s["op"] == statement["op"]:
-            model[j] = {**s, "at": dict(statement["at"])}
+            model[j] = {**statement, "in": s["in"], "of": i}
     return {**case, "model": model}

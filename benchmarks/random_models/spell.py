@@ -16,6 +16,7 @@ def spell_case(case: Case) -> str:
         operands = [f"x{j}" for j in s["in"]]
         shown = {k: v for k, v in s["at"].items() if k == "words" or s["op"] not in INPUTS}
         arguments = ", ".join([*operands, *(f"{k}={v!r}" for k, v in shown.items())])
+        operands += [f"times={s['times']}"] if "times" in s else []
         again = f"  # the {'table' if s['op'] == 'tied_head' else 'Layer'} of x{s['of']}" if "of" in s else ""
         lines.append(f"x{i} = {s['op']}({arguments}){again or f'  # {[batch, *value.shape]}'}")
     losses = [f"{o['loss']}(x{o['value']}, form={o['form']!r})" for o in case["outputs"]]

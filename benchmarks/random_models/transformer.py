@@ -151,10 +151,24 @@ class ParallelBlock(nn.Layer):
         return x + self.attention(y) + self.mlp(y)
 
 
+class TransformerLayer(nn.Layer):
+    """Attention and feed-forward network, each with its norm and its residual."""
+
+    def __init__(self, at: At, shape: Shape):
+        super().__init__()
+        both = {**at, "residual": True, "expand": "repeat_interleave"}
+        self.attention = Attention(both, shape)
+        self.mlp = FeedForward({**both, "factor": 4}, shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(self.attention(x))
+
+
 LAYERS: dict[str, type[nn.Layer]] = {
     "attention": Attention,
     "cross_attention": Attention,
     "feed_forward": FeedForward,
     "masked_attention": MaskedAttention,
     "parallel_block": ParallelBlock,
+    "transformer_layer": TransformerLayer,
 }

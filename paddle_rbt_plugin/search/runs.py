@@ -8,9 +8,9 @@ With the costs of ``layer_costs`` a run of layers takes
 
 ``StageRuns.ends`` extends runs layer by layer and keeps the ways that no other way beats in t, memory and each of the three
 maxima (``_unbeaten``). A way that ends in another strategy beats one if it still does after resharding to that one's strategy,
-which is no approximation, since resharding keeps the triangle inequality: one all-gather, larger the fewer ranks share the
-batch; and if it takes no longer with the sending where the run ends. Only beyond ``EXACT`` ways are they thinned (``_thinned``): of those whose memory differs by less than a 256th of the
-device the fastest stays.
+and if it takes no longer with the sending where the run ends. That is no approximation, since resharding keeps the triangle
+inequality: one all-gather, larger the fewer ranks share the batch. Only beyond ``EXACT`` ways are they thinned (``_thinned``):
+of those whose memory differs by less than a 256th of the device the fastest stays.
 
 Layers that cost the same under all strategies are one kind, and runs of the same kinds are extended once.
 """
