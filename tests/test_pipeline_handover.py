@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+OPTIMIZE = 2
+"""The role of the ops of the update."""
 CASES = {
     "gpt pp2 dp2 mp2": ("gpt", {"pp": 2, "dp": 2, "mp": 2, "schedule": "1F1B", "accumulate_steps": 4}, 8),
     "gpt pp4 dp1 mp2": ("gpt", {"pp": 4, "dp": 1, "mp": 2, "schedule": "FThenB", "accumulate_steps": 4}, 8),
@@ -54,13 +56,15 @@ def test_each_message_is_sent_by_one_rank_and_received_by_another(case) -> None:
     assert sent
 
 
-def test_messages_go_between_ranks_at_the_same_place_of_their_stages(case) -> None:
+def test_messages_go_between_ranks_at_the_same_place_of_neighbouring_stages(case) -> None:
     for r in reports(case):
         stages = r["stages"]
         place = {rank: (s, i) for s, ranks in enumerate(stages) for i, rank in enumerate(ranks)}
-        for _, peer, _, _ in r["messages"]:
+        apart = {1, len(stages) - 1} if "vpp" in CASES[case][1] else {1}  # chunks go round
+        for _, peer, _, phase in r["messages"]:
             assert place[peer][1] == place[r["rank"]][1]
-            assert place[peer][0] != place[r["rank"]][0]
+            if phase != OPTIMIZE:  # once a step the ends of a shared weight meet
+                assert abs(place[peer][0] - place[r["rank"]][0]) in apart
 
 
 def test_parameters_lie_on_their_stage_with_the_planned_local_shapes(case) -> None:
@@ -68,7 +72,10 @@ def test_parameters_lie_on_their_stage_with_the_planned_local_shapes(case) -> No
         assert r["parameters"] == r["planned"]
     by_stage = [set(reports(case)[ranks[0]]["parameters"]) for ranks in reports(case)[0]["stages"]]
     assert all(by_stage)
-    assert sum(map(len, by_stage)) == len(set().union(*by_stage))
+    held = Counter(name for names in by_stage for name in names)
+    # The head of GPT is tied to the embedding of tokens, which lies on both ends.
+    assert sorted(held.values())[-2:] == ([1, 2] if case.startswith("gpt") else [1, 1])
+    assert all(name in by_stage[0] & by_stage[-1] for name, stages in held.items() if stages > 1)
 
 
 def test_the_loss_is_on_the_last_stage(case) -> None:

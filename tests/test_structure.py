@@ -128,20 +128,61 @@ def test_a_wrong_prediction_is_found() -> None:
     assert any("local shape" in line for line in lines)
 
 
-def test_a_tied_head_is_sent_its_weight_and_sends_the_gradient_back_in_every_micro_batch() -> None:
-    first, last = verified(trace("gpt"), planned(trace("gpt"), {"pp": 2, "dp": 2}))
-    weight = ("forward", "send", "pp", 128 * 64 * 4)
-    assert first.found.collectives[weight] == 1
-    assert last.found.collectives["backward", "send", "pp", weight[3]] == 1
+def test_a_tied_head_lies_on_both_ends_which_exchange_its_gradient_once_a_step() -> None:
+    nbytes = 128 * 64 * 4
     embedding = next(t.name for t in trace("gpt").graph.params if t.shape == (128, 64))
-    assert embedding in first.found.local_shapes and embedding not in last.found.local_shapes
+    for zero, exchanged in ((0, nbytes), (1, nbytes // 2), (2, nbytes // 2)):
+        first, last = verified(trace("gpt"), planned(trace("gpt"), {"pp": 2, "dp": 2, "sharding_stage": zero}))
+        for stage in (first, last):
+            assert stage.differences == ()
+            assert stage.found.local_shapes[embedding] == (128, 64)
+            assert kinds(stage, "optimizer")["send", "pp"] == kinds(stage, "optimizer")["receive", "pp"] == 1
+            assert stage.found.collectives["optimizer", "send", "pp", exchanged] == 1
+            # What goes from stage to stage in a micro batch is the hidden state, and its gradient comes back.
+            passing = [key for phase in ("forward", "backward") for key in kinds(stage, phase) if key[1] == "pp"]
+            assert len(passing) == 2
 
 
-def test_what_all_layers_read_is_sent_to_every_stage() -> None:
-    first = verified(trace("llama"), planned(trace("llama"), {"pp": 4}))[0]
-    # Sine, cosine and mask to three stages, the hidden state to the next one; only that has a gradient.
-    assert kinds(first, "forward") == {("send", "pp"): 10}
-    assert kinds(first, "backward") == {("receive", "pp"): 1}
+@pytest.mark.parametrize("model", MODELS)
+def test_stages_send_hidden_states_to_the_next_one_and_nothing_else(model: str) -> None:
+    first, second, third, last = verified(trace(model), planned(trace(model), {"pp": 4}))
+    for stage in (first, second, third):
+        assert kinds(stage, "forward")["send", "pp"] == kinds(stage, "backward")["receive", "pp"] == 1
+    for stage in (second, third, last):
+        assert kinds(stage, "forward")["receive", "pp"] == kinds(stage, "backward")["send", "pp"] == 1
+    assert ("send", "pp") not in kinds(last, "forward")
+    assert ("receive", "pp") not in kinds(first, "forward")
+
+
+class Biased(paddle.nn.Layer):
+    """Layers that share one value of a trained parameter, one of the batch, and a constant that is a product of matrices. The
+    last one reads the first layer's weight again."""
+
+    def __init__(self, width: int = 16, layers: int = 4) -> None:
+        super().__init__()
+        self.up = paddle.nn.LayerList([paddle.nn.Linear(width, 2 * width) for _ in range(layers)])
+        self.down = paddle.nn.LayerList([paddle.nn.Linear(2 * width, width) for _ in range(layers)])
+        self.bias = self.create_parameter([width, width])
+
+    def forward(self, x):
+        shared = paddle.tanh(self.bias)
+        of_batch = paddle.cast(x > 0, "float32")
+        constant = paddle.matmul(paddle.ones([16, 4]), paddle.triu(paddle.ones([4, 16])))
+        for up, down in zip(self.up, self.down, strict=True):
+            x = x + down(paddle.nn.functional.gelu(up(x)))
+            x = x * of_batch + paddle.matmul(x, shared) + paddle.matmul(x, constant)
+        return paddle.matmul(x, self.up[0].weight).square().mean()
+
+
+@pytest.mark.parametrize("space", [{"pp": 4}, {"pp": 2, "dp": 2}, {"pp": 2, "vpp": 2}], ids=str)
+def test_values_that_all_layers_read_go_from_stage_to_stage_and_constants_are_computed_there(space: dict) -> None:
+    traced = trace_layer(Biased(), [paddle.static.InputSpec([BATCH, 16], "float32", "x")])
+    stages = verified(traced, planned(traced, space))
+    assert [stage.differences for stage in stages] == [()] * space["pp"]
+    # The hidden state and both shared values go on from each stage to the next; the gradients of two of them come back.
+    hops = space["pp"] * space.get("vpp", 1) - 1
+    assert sum(kinds(stage, "forward").get(("send", "pp"), 0) for stage in stages) == hops + 2 * (space["pp"] - 1)
+    assert sum(kinds(stage, "backward").get(("send", "pp"), 0) for stage in stages) == hops + space["pp"] - 1
 
 
 def test_logits_stay_sharded_on_gpus_and_are_gathered_on_cpus() -> None:

@@ -55,7 +55,18 @@ LOSSES: dict[str, dict[str, Sequence[Any]]] = {
 
 SCRIPT: dict[str, Sequence[Any]] = {
     "optimizer": (
-        "SGD", "Momentum", "AdamW", "Adam", "AdamW", "Adagrad", "RMSProp", "Adamax", "NAdam", "RAdam", "Adadelta", "Lamb",
+        "SGD",
+        "Momentum",
+        "AdamW",
+        "Adam",
+        "AdamW",
+        "Adagrad",
+        "RMSProp",
+        "Adamax",
+        "NAdam",
+        "RAdam",
+        "Adadelta",
+        "Lamb",
     ),
     "schedule": ("none", "step", "warmup", "cosine"),
     "clip": ("none", "global_norm", "norm", "value"),

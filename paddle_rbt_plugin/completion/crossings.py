@@ -2,30 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Literal
 
 from paddle_rbt_plugin.completion.work import Crossing, Value
 from paddle_rbt_plugin.graph import Graph
+from paddle_rbt_plugin.graph.constants import constant_ops
 from paddle_rbt_plugin.layers.layers import Layers, Segment
 
-Apart = tuple[tuple[int, int, int], ...]
-"""A segment, a parameter that it reads on another stage than the parameter's, the first segment of its stage to do so."""
+Apart = tuple[tuple[int, int, int, int], ...]
+"""A segment, a tensor that it reads on another stage than the tensor's, the first segment of its stage to do so, and that of
+the stage from which the tensor has come there: -1 where that is the tensor's own."""
 
 
 def reads_apart(graph: Graph, layers: Layers, stages: Sequence[int]) -> Apart:
-    """The parameters that segments read on another stage than their own; ``stages`` holds the stage of each layer.
+    """The parameters that segments read on another stage than their own, of which such a stage has a copy, and the values that
+    several layers read on other stages; ``stages`` holds the stage of each layer.
 
-    Such a stage is sent a copy in every micro step and sends the gradient back. Different cuts of a model mostly have the same
-    answer: none, or a head that is tied to the embedding."""
-    home: dict[int, int] = {}
-    first: dict[tuple[int, int], int] = {}
-    apart = []
+    Different cuts of a model mostly have the same answer: none, or a head that is tied to the embedding."""
+    count = max(stages) + 1
+    shared = _shared_values(graph, layers)
+    home = dict(shared)
+    readers: dict[int, dict[int, int]] = {}  # of each tensor, by stage the first segment that reads it there
+    reading: list[tuple[int, int]] = []
     for i, segment in enumerate(layers.segments):
-        stage = stages[segment.layer]
         for t in externals_of(graph, segment):
-            if graph.tensors[t].kind == "param" and home.setdefault(t, stage) != stage:
-                apart.append((i, t, first.setdefault((t, stage), i)))
+            if graph.tensors[t].kind == "param" or t in shared:
+                stage = stages[segment.layer]
+                readers.setdefault(t, {}).setdefault(stage, i)
+                if stage != stages[home.setdefault(t, segment.layer)]:
+                    reading.append((i, t))
+    apart = []
+    for i, t in reading:
+        begin, stage = stages[home[t]], stages[layers.segments[i].layer]
+        first = readers[t][stage]
+        before = [
+            (f, (s - begin) % count)
+            for s, f in readers[t].items()
+            if s != begin and f < first and (s - begin) % count < (stage - begin) % count
+        ]
+        apart.append((i, t, first, max(before, key=lambda entry: entry[1])[0] if before else -1))
     return tuple(apart)
+
+
+def _shared_values(graph: Graph, layers: Layers) -> dict[int, int]:
+    """The values that several other layers read and that are sent to them, each with the layer that makes it."""
+    constant, layer_of = constant_ops(graph), layers.layer_of()
+    shared = {}
+    for op in graph:
+        for t in op.results if op.index not in constant else ():
+            if len({layer_of[reader.index] for reader in graph.consumers(t)} - {layer_of[op.index]}) > 1:
+                shared[t] = layer_of[op.index]
+    return shared
 
 
 def crossings(
@@ -33,11 +61,12 @@ def crossings(
     layers: Layers,
     externals: Sequence[Sequence[int]],
     value_of: Callable[[int], Value],
-    has_gradient: Callable[[int], bool],
+    returning: Mapping[int, Collection[int]],
 ) -> Iterator[Crossing]:
     """What layers read of others: the values that their segments make, and parameters and data where several read them.
 
-    ``externals`` holds what each segment reads, see ``externals_of``."""
+    ``externals`` holds what each segment reads, see ``externals_of``, ``returning`` which layers give a tensor a gradient."""
+    constant = constant_ops(graph)
     readers: dict[int, dict[int, None]] = {}
     for segment, read in zip(layers.segments, externals, strict=True):
         for t in read:
@@ -47,7 +76,15 @@ def crossings(
         layer = home.get(t, next(iter(reading)))
         others = tuple(sorted(reading.keys() - {layer}))
         if others:
-            yield Crossing(value_of(t), layer, others, has_gradient(t))
+            back = tuple(other for other in others if other in returning.get(t, ()))
+            yield Crossing(value_of(t), layer, others, back, _how(graph, t, constant))
+
+
+def _how(graph: Graph, tensor: int, constant: Collection[int]) -> Literal["sent", "fed", "computed", "copied"]:
+    producer, kind = graph.producer(tensor), graph.tensors[tensor].kind
+    if producer is None:
+        return "copied" if kind == "param" else "fed"
+    return "computed" if producer.index in constant else "sent"
 
 
 def results_of(graph: Graph, segment: Segment) -> list[int]:

@@ -8,7 +8,7 @@ again: it shares the other's work, so time grows with distinct segments, not wit
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.crossings import Apart, crossings, externals_of, results_of
@@ -83,7 +83,7 @@ class Memo:
 
     forward: dict[tuple, _Forward] = field(default_factory=dict)
     backward: dict[tuple, _Backward] = field(default_factory=dict)
-    work: dict[tuple[tuple, int], SegmentWork] = field(default_factory=dict)
+    work: dict[tuple[tuple, int, tuple[int, ...]], SegmentWork] = field(default_factory=dict)
 
 
 class _Completer:
@@ -108,10 +108,14 @@ class _Completer:
         self.placements = {t.index: leaves.get(t.index, Placement.replicated(t.ndim)) for t in graph.tensors if t.kind != "var"}
         self.kernels = Kernels(graph, mesh, oracle, self.placements, batch_dims, forms)
         self.gradients: Gradients = {}
-        self.sent: dict[int, Gradients] = {}  # gradients of parameters from other stages, stage by stage
+        self.of_copies: dict[tuple[int, int], list[Placement]] = {}  # gradients of parameters on other stages, stage by stage
+        self.returning: dict[int, set[int]] = {}  # the layers that give a tensor of another one a gradient
+        self.to_come: dict[tuple[int, int], list[Placement]] = {}  # gradients of values that a later stage has summed
         self.apart: dict[int, dict[int, int]] = {}
-        for i, t, stage in apart:
+        self.before: dict[tuple[int, int], int] = {}
+        for i, t, stage, before in apart:
             self.apart.setdefault(i, {})[t] = stage
+            self.before[t, stage] = before
         self.externals = [externals_of(graph, s) for s in layers.segments]
         self.owned = self._owned_params()
 
@@ -132,25 +136,26 @@ class _Completer:
         backward = self._backward_pass(keys) if self.train else [_Backward((), (), (), (), (), (), ())] * len(segments)
         work = []
         for i, segment in enumerate(segments):
-            parts = (keys[i], id(backward[i]))
+            parts = (keys[i], id(backward[i]), self._places_of_owned(i))
             if parts not in shared:
                 shared[parts] = self._work(i, segment, forward[keys[i]], backward[i])
             work.append(shared[parts])
-        crossing = tuple(crossings(self.graph, self.layers, self.externals, self.kernels.value, self._has_gradient))
+        crossing = tuple(crossings(self.graph, self.layers, self.externals, self.kernels.value, self.returning))
         return Completion(self.mesh, batch, self.layers, tuple(work), self.placements, crossing)
 
-    def _has_gradient(self, tensor: int) -> bool:
-        return tensor in self.gradients or tensor in self.sent
-
     def _owned_params(self) -> list[tuple[int, ...]]:
-        """Per segment, the parameters that it is the first to read."""
-        seen: set[int] = set()
+        """Per segment, the parameters that it is the first of its stage to read."""
+        seen: set[tuple[int, int | None]] = set()
         owned = []
-        for externals in self.externals:
-            new = [t for t in externals if self.graph.tensors[t].kind == "param" and t not in seen]
-            seen.update(new)
-            owned.append(tuple(new))
+        for i, externals in enumerate(self.externals):
+            stage_of = self.apart.get(i, {})
+            params = [t for t in externals if self.graph.tensors[t].kind == "param"]
+            owned.append(tuple(t for t in params if (t, stage_of.get(t)) not in seen))
+            seen.update((t, stage_of.get(t)) for t in params)
         return owned
+
+    def _places_of_owned(self, index: int) -> tuple[int, ...]:
+        return tuple(self.externals[index].index(t) for t in self.owned[index])
 
     # Forward
 
@@ -171,23 +176,55 @@ class _Completer:
             here = self.kernels.here = self.apart.get(i, {})
             segment, externals = self.layers.segments[i], self.externals[i]
             results = results_of(self.graph, segment)
-            arriving = tuple(tuple(self.gradients.get(t, ())) for t in (*results, *self.owned[i]))
+            moved = [k for t in results for k in self._received(t, -1)]
+            arriving = tuple(tuple(self._arrived(t, here)) for t in (*results, *self.owned[i]))
             tensors = (*externals, *results)
-            sent = tuple(tuple(map(tuple, self.sent.get(t, {}).values())) for t in self.owned[i])
-            key = (keys[i], arriving, sent, self.kernels.copies_of(tensors))
+            key = (keys[i], arriving, self._places_of_owned(i), self.kernels.copies_of(tensors))
             if key not in memo:
                 memo[key] = self._backward(i, segment, externals, tensors)
             else:
                 self.kernels.take_copies(tensors, memo[key].copies)
             for place, placements in memo[key].gradients:
                 t = externals[place]
-                received = self.sent.setdefault(t, {}) if t in here else self.gradients
-                received.setdefault(here.get(t, t), []).extend(placements)
-            done.append(memo[key])
+                self.returning.setdefault(t, set()).add(segment.layer)
+                if t in here:
+                    self.of_copies.setdefault((t, here[t]), []).extend(placements)
+                else:
+                    self.gradients.setdefault(t, []).extend(placements)
+            moved += [k for t, first in here.items() if first == i for k in self._handed_back(t, i)]
+            done.append(replace(memo[key], kernels=(*memo[key].kernels, *moved)) if moved else memo[key])
         return done[::-1]
 
+    def _arrived(self, tensor: int, remote: Mapping[int, int]) -> list[Placement]:
+        """The gradients that later segments gave a tensor; ``remote`` are the parameters of which this stage has copies."""
+        found = self.of_copies.get((tensor, remote[tensor])) if tensor in remote else self.gradients.get(tensor)
+        return found or []
+
+    def _received(self, tensor: int, stage: int) -> list[Kernel]:
+        """The gradients of a value that come from the next stage that reads it, reduced where they arrive."""
+        whole, kernels = Placement(self.placements[tensor].dims_mapping), []
+        for placement in self.to_come.pop((tensor, stage), ()):
+            sent, arrived = self.kernels.gradient(tensor, placement), self.kernels.gradient(tensor, whole)
+            kernels.append(Kernel("reshard", "backward", (sent,), (arrived,), self.kernels.changes(sent, whole, "backward")))
+            mine = self.gradients.setdefault(tensor, []) if stage < 0 else self.of_copies.setdefault((tensor, stage), [])
+            mine.append(whole)
+        return kernels
+
+    def _handed_back(self, tensor: int, stage: int) -> list[Kernel]:
+        """What a stage sums of the gradients of a value, which it sends back to where it has the value from."""
+        if self.graph.tensors[tensor].kind == "param":
+            return []
+        kernels = self._received(tensor, stage)
+        placements = self.of_copies.get((tensor, stage))
+        if placements:
+            total, summed = self.kernels.summed(tensor, placements)
+            kernels += summed
+            self.to_come.setdefault((tensor, self.before[tensor, stage]), []).append(total)
+        return kernels
+
     def _backward(self, index: int, segment: Segment, externals: tuple[int, ...], tensors: Sequence[int]) -> _Backward:
-        gradients = {t: list(g) for t, g in self.gradients.items()}
+        remote = self.apart.get(index, {})
+        gradients = {t: list(g) for t, g in self.gradients.items()} | {t: list(self._arrived(t, remote)) for t in remote}
         before = {t: len(gradients.get(t, ())) for t in externals}
         kernels: list[Kernel] = []
         saved: Saved = {}
@@ -202,11 +239,9 @@ class _Completer:
         arrivals: list[Value] = []
         syncs: list[Collective] = []
         for place, t in enumerate(self.owned[index]):
-            arrived, moved = self._from_other_stages(t)
-            kernels += moved
-            if arrived or gradients.get(t):
+            if gradients.get(t):
                 trained.append(place)
-                total, summed = self.kernels.summed(t, [*arrived, *gradients.get(t, ())])
+                total, summed = self.kernels.summed(t, gradients[t])
                 kernels += summed
                 arrivals.append(self.kernels.gradient(t, total))
                 syncs += self.kernels.changes(arrivals[-1], self.placements[t], "optimizer")
@@ -219,17 +254,6 @@ class _Completer:
             tuple(saved.values()),
             self.kernels.copies_of(tensors),
         )
-
-    def _from_other_stages(self, tensor: int) -> tuple[list[Placement], list[Kernel]]:
-        """The gradients of a parameter that other stages send: each is summed there and reduced here."""
-        whole, kernels = self.placements[tensor], []
-        sent = self.sent.get(tensor, {}).values()
-        for placements in sent:
-            total, summed = self.kernels.summed(tensor, placements)
-            value, arrived = self.kernels.gradient(tensor, total), self.kernels.gradient(tensor, whole)
-            reduced = self.kernels.changes(value, whole, "backward")
-            kernels += [*summed, Kernel("reshard", "backward", (value,), (arrived,), reduced)]
-        return [whole] * len(sent), kernels
 
     # Result
 

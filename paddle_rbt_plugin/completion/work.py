@@ -111,15 +111,25 @@ class SegmentWork:
 
 @dataclass(frozen=True)
 class Crossing:
-    """A value that other layers than its own read. It is sent to each stage that runs one of them and not its own layer, once
-    in a micro step, and its gradient is sent back. ``value`` is what is sent: a sum over ranks is finished before."""
+    """A value that other layers than its own read, and so other stages where these run one of them and not its own layer.
+
+    ``value`` is what they read: a sum over ranks is finished before. ``how`` says how it comes there: it is ``sent`` from stage
+    to stage in a micro step, and its gradient comes back; an input is ``fed`` to every stage that reads it; a constant is
+    ``computed`` there; a parameter is ``copied``, and the gradients of the copies are summed once a step."""
 
     value: Value
     layer: int
     """The layer that makes it, or reads it first where it is a parameter or an input."""
     readers: tuple[int, ...]
     """The other layers that read it, in order."""
-    has_gradient: bool
+    returning: tuple[int, ...]
+    """Those of them that give it a gradient."""
+    how: Literal["sent", "fed", "computed", "copied"] = "sent"
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a gradient comes back from any reader."""
+        return bool(self.returning)
 
 
 @dataclass(frozen=True)

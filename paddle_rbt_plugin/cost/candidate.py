@@ -23,9 +23,9 @@ class Training:
     fused_elementwise: bool = False
     """Runs of elementwise ops, and the ends of matrix products, are one kernel each (CINN; hand-written fused kernels)."""
     own_copies: bool = False
-    """Each pipeline stage holds its own copy of a weight that several of them read, reduced once per step, and of masks and
-    tables; each rank of the mp group sends its part of a hidden state, which the receivers gather (Megatron-LM). Without it
-    such values are sent in every micro batch, as programs handed over to Paddle do (``handover.pipeline``)."""
+    """Pipeline stages send each other hidden states only, of which each rank of the mp group sends a part, which receivers
+    gather (Megatron-LM); what they sum once per step of a weight that several of them hold is not counted. Without it they send
+    what else layers read of others, too, as programs handed over to Paddle do (``handover.pipeline``)."""
     float32_gradients: bool = False
     """Gradients are kept and reduced in float32 although the precision is fp16 or bf16 (``amp_master_grad``)."""
     overlap_mp: bool = False

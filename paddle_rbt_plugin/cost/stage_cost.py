@@ -135,7 +135,7 @@ class StageCosting:
             send_ahead=self.sends.ahead[stage.index :: self.stages],
             send_back=self.sends.back[stage.index :: self.stages],
             parameters=sum(p.parameters for p in alike.parts),
-            gradient_sync=alike.gradient_sync,
+            gradient_sync=alike.gradient_sync + self._exchange_seconds(stage),
             update=alike.update,
             memory=self._memory(stage, alike.segments, alike.parts),
         )
@@ -224,6 +224,21 @@ class StageCosting:
                 continue
             sync_s = gradient_sync_seconds(nbytes, self.candidate, net, self.c)
             seconds += exposed_seconds(sync_s, nbytes, backward, self.c) if self.training.overlap_gradients else sync_s
+        return seconds
+
+    def _exchange_seconds(self, stage: Stage) -> float:
+        """Gradients of parameters that lie on other stages too: one message there, for the sum, and one back with it. Under
+        ZeRO each replica exchanges its part."""
+        if not self.train or self.training.own_copies:
+            return 0.0
+        seconds = 0.0
+        for crossing, other in stage.exchanged:
+            completion = self.strategies[crossing.layer].completion
+            sizes = self._sizes(stage.segments[0])
+            shards = self.candidate.shards(completion.mesh.degree("dp"))
+            nbytes = sizes.numel(crossing.value) * gradient_itemsize(self.training) / shards
+            net = self.shared.pair(stage.index * self.ranks, other * self.ranks)
+            seconds += 2 * collective_seconds("p2p", nbytes, net, self.c)
         return seconds
 
     def _update_seconds(self, part: _Part, first: int) -> float:

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from paddle_rbt_plugin.completion.work import Completion, Crossing
-from paddle_rbt_plugin.cost.transfers import transfers
+from paddle_rbt_plugin.cost.transfers import copies
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.spelling import counted
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The segments of one pipeline stage, chunk by chunk; ``shared`` are parameters of other stages that it uses as well
-    (a head tied to the embedding)."""
+    """The segments of one pipeline stage, chunk by chunk."""
 
     index: int
     layers: tuple[tuple[int, int], ...]
@@ -23,6 +22,9 @@ class Stage:
     chunks: tuple[tuple[int, ...], ...]
     """Positions in ``completion.work`` of each chunk's segments."""
     shared: tuple[Crossing, ...]
+    """Parameters that lie on other stages as well and are read there first (a head tied to the embedding)."""
+    exchanged: tuple[tuple[Crossing, int], ...]
+    """Parameters whose gradients it sums with another stage once per step, and that stage."""
 
     @property
     def segments(self) -> tuple[int, ...]:
@@ -58,9 +60,12 @@ def make_stages(completion: Completion, pp: int, chunks: int, stage_layers: Sequ
     for i, segment in enumerate(completion.layers.segments):
         members[chunk_of_layer[segment.layer]].append(i)
     shared: list[list[Crossing]] = [[] for _ in range(pp)]
-    for t in transfers(completion, [j % pp for j in chunk_of_layer]):
-        if t.crossing.value.kind == "param":
-            shared[t.target].append(t.crossing)
+    exchanged: list[list[tuple[Crossing, int]]] = [[] for _ in range(pp)]
+    for crossing, home, other in copies(completion, [j % pp for j in chunk_of_layer]):
+        shared[other].append(crossing)
+        if crossing.has_gradient:
+            exchanged[other].append((crossing, home))
+            exchanged[home].append((crossing, other))
     stages = []
     for s in range(pp):
         own = range(s, len(sizes), pp)
@@ -70,6 +75,7 @@ def make_stages(completion: Completion, pp: int, chunks: int, stage_layers: Sequ
                 layers=tuple((starts[j], starts[j] + sizes[j] - 1) for j in own),
                 chunks=tuple(tuple(members[j]) for j in own),
                 shared=tuple(shared[s]),
+                exchanged=tuple(exchanged[s]),
             )
         )
     return tuple(stages)

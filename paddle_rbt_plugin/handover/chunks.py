@@ -3,9 +3,10 @@
 Chunk ``c`` of a model runs on stage ``c % pp``, as chunk ``c // pp`` of that stage: the ``chunk_id`` of Paddle's ops, by which
 its interleaved schedule cuts the program of a rank into jobs. Annotation marks the forward ops; autodiff marks their gradients.
 
-A value moves between two stages when its first reader needs it: it is received in the reader's chunk, and sent by the
-chunk of the sending stage that runs last before that one. All ranks run the same chunks and micro batches in the same order
-(backward, in the reverse order of chunks), so the messages of one phase between two ranks arrive in the order of their sending.
+A value moves between two stages when its first reader needs it, or the first stage that it goes on to: it is received in the
+reader's chunk, and sent by the chunk of the sending stage that runs last before that one. All ranks run the same chunks and
+micro batches in the same order (backward, in the reverse order of chunks), so the messages of one phase between two ranks
+arrive in the order of their sending.
 Forward and backward messages do not: since chunks go round, both phases send both ways between the first stage and
 the last, and how they alternate differs on the two. So each phase has communicators of its own.
 """
@@ -89,8 +90,7 @@ def exchange(_: Any, source: Any, target: Any, value: Any, target_type: Any) -> 
     # What no chunk reads is for the optimizer: a gradient, received in the chunk that runs last, or a norm, which is in none.
     readers = _readers(reshard.result(0), role) if role != _OPTIMIZE else []
     received = _order(role)[0](readers, default=0)
-    upwards = pairs[0][0] < pairs[0][1]
-    sent = received + upwards if backward else received - (not upwards)
+    sent = _sent_in(received, role, source.process_mesh, target.process_mesh)
     rank = paddle.distributed.get_rank()
     for pair, group in groups.items():
         if rank == pair[0]:
@@ -106,6 +106,12 @@ def exchange(_: Any, source: Any, target: Any, value: Any, target_type: Any) -> 
     kept = paddle._C_ops.reshard_v2(value, target)
     kept.set_type(target_type)
     return kept
+
+
+def _sent_in(received: int, role: int, source: Any, target: Any) -> int:
+    """The chunk of the sending stage that runs last before the one that receives a value."""
+    upwards = source.process_ids[0] < target.process_ids[0]
+    return received + upwards if role == _BACKWARD else received - (not upwards)
 
 
 def _order(role: int) -> tuple[Callable[..., int], Callable[..., int]]:
@@ -125,12 +131,18 @@ def _made_in(value: Any) -> int | None:
 
 
 def _readers(value: Any, role: int) -> list[int]:
-    """The chunks of the ops of a phase that read a value, through lists and reshards, which have no chunk yet."""
+    """The chunks of the ops of a phase that read a value, through lists and reshards, which have no chunk yet. One that is sent
+    on is read in the chunk that sends it."""
     chunks: list[int] = []
     for op in value.all_used_ops():
         if int(op.op_role) == role:
             chunk = chunk_of(op)
-            chunks += [chunk] if chunk is not None else [c for result in op.results() for c in _readers(result, role)]
+            found = [chunk] if chunk is not None else [c for result in op.results() for c in _readers(result, role)]
+            if found and op.name() == "dist_op.reshard":
+                source, target = op.operand_source(0).process_mesh, op.result(0).process_mesh
+                if source != target:
+                    found = [_sent_in(_order(role)[0](found), role, source, target)]
+            chunks += found
     return chunks
 
 

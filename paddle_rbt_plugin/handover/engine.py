@@ -28,6 +28,7 @@ from paddle_rbt_plugin.handover import (
     parameter_attributes,
     patches,
     recompute,
+    shared_weights,
     updates,
     zero,
 )
@@ -77,6 +78,7 @@ def install() -> None:
                 engine_life.unscheduled(engine, mode),
                 schedulable(plan),
                 recomputed,
+                shared_weights.updated(engine, engine._fwd_main_progs[mode]),
                 zero.divided(engine._optimizer, stage),
                 guard.compared(engine, mode, plan, serial, stage),
                 gradient_merge.averaged_first(),

@@ -30,6 +30,7 @@ from paddle_rbt_plugin.handover.random_streams import common_seed
 from paddle_rbt_plugin.handover.recompute import is_allowed, mark
 from paddle_rbt_plugin.handover.replay import annotate, paddle_mesh
 from paddle_rbt_plugin.handover.seeds import register_streams, stream_names
+from paddle_rbt_plugin.handover.shared_weights import copies_in, original_name
 from paddle_rbt_plugin.handover.strategy import as_the_program_runs
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.tuner import TunerWarning, check_batch, job_cluster, tune_graph
@@ -78,6 +79,13 @@ class RuleBasedTunerPass(PassBase):
             if is_allowed(plan, extra["constraints"]):
                 mark(main_program, graph, plan)
             apply_plan(main_program, plan, {name: t.placement for name, t in plan.leaves(graph).items()})
+            shared = copies_in(main_program) if alone else []
+            if shared:
+                names = ", ".join(sorted({original_name(name) for name in shared}))
+                raise TunerError(
+                    f"several stages of the plan hold {names}, whose gradients auto.Engine and dist.to_static sum once a step; "
+                    "for the pass alone plan with search_space={'pp': 1}"
+                )
         context.set_attr(PLAN, plan)
 
 

@@ -1,11 +1,17 @@
 """Annotates a serial PIR program for pipeline parallelism: each layer's ops on the mesh of its stage.
 
-The program is rebuilt op by op as in ``replay``. An op runs on the stage of its layer; a leaf lies on the stage that reads it
-first; an operand that lies on another stage's mesh is brought over by ``paddle._C_ops.reshard`` with the placement it has, once
-for each stage that reads it. That holds for the hidden state between two stages, for masks and rotary tables that all
-layers share, and for a head tied to the embedding: its weight goes to the last stage and its gradient comes back, in every
-micro batch. Paddle's partition turns these reshards into sends and receives, and its pipeline pass makes the jobs of a rank
-from ``strategy.pipeline``, which ``strategy.set_pipeline`` fills in.
+The program is rebuilt op by op as in ``replay``. An op runs on the stage of its layer, and what it reads comes there in one of
+four ways:
+
+- A constant (``graph.constants``: masks, rotary tables) is computed on every stage that reads it.
+- An input is fed to every stage that reads it.
+- A parameter lies on every stage that reads it. ``shared_weights`` sums the gradients of its copies once per step.
+- Any other value goes from stage to stage by ``paddle._C_ops.reshard``, with the placement it has, until it has reached all who
+  read it. Its gradient comes back the same way and is summed on it. No stage sends to any but its neighbours (where chunks are
+  interleaved, the last one to the first as well), so stages that wait for their sends to be received never wait in a circle.
+
+Paddle's partition turns these reshards into sends and receives, and its pipeline pass makes the jobs of a rank from
+``strategy.pipeline``, which ``strategy.set_pipeline`` fills in.
 
 Where a plan interleaves several chunks per stage, every op is marked with its chunk as well, see ``chunks``.
 """
@@ -20,18 +26,22 @@ from typing import Any
 import paddle
 
 from paddle_rbt_plugin.completion.forms import FORMS
-from paddle_rbt_plugin.completion.oracle import placement_of, set_placement
+from paddle_rbt_plugin.completion.oracle import placement_of, producer_of, set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram
 from paddle_rbt_plugin.graph import Graph
+from paddle_rbt_plugin.graph.constants import constant_ops
 from paddle_rbt_plugin.graph.pir import CONTAINER_OPS, SINK_OPS
 from paddle_rbt_plugin.handover.chunks import can_be_scheduled, mark
 from paddle_rbt_plugin.handover.local import paddle_placements
 from paddle_rbt_plugin.handover.patches import chunks_as_marked, receives_awaited
-from paddle_rbt_plugin.handover.replay import LEAVES, paddle_mesh, rebuild
+from paddle_rbt_plugin.handover.replay import LEAVES, build_again, erase, operands_by_slot, paddle_mesh, rebuild, results_of
 from paddle_rbt_plugin.handover.seeds import Seeds
+from paddle_rbt_plugin.handover.shared_weights import name_copy, names_restored
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.plan.plan import Plan
+
+pir = paddle.base.libpaddle.pir
 
 
 def annotate_stages(
@@ -60,7 +70,7 @@ def check_order(plan: Plan) -> None:
 @contextmanager
 def schedulable(plan: Plan) -> Iterator[None]:
     """The context in which Paddle makes the program of a rank, and its jobs, of one that is annotated as ``plan`` says."""
-    with receives_awaited(), chunks_as_marked() if plan.vpp > 1 else nullcontext():
+    with receives_awaited(), names_restored(), chunks_as_marked() if plan.vpp > 1 else nullcontext():
         yield
 
 
@@ -88,37 +98,64 @@ class _Annotation:
         self.meshes = [paddle_mesh(mesh) for mesh in self.process_meshes]
         layers = cluster_layers(graph)
         chunks = [chunk for chunk, (_, entries) in enumerate(groupby(plan.stages, lambda e: e.process_mesh)) for _ in entries]
-        layer_of, entry_of = layers.layer_of(), plan.stage_of_layers(layers.count)
+        layer_of = layers.layer_of()
+        self.chunk_of_layer = [chunks[entry] for entry in plan.stage_of_layers(layers.count)]
         self.interleaved = plan.vpp > 1
-        self.chunks = {op.source: chunks[entry_of[layer_of[op.index]]] for op in graph}
+        self.layers = {op.source: layer_of[op.index] for op in graph}
+        self.chunks = {source: self.chunk_of_layer[layer] for source, layer in self.layers.items()}
         self.leaf_chunks = {
             t.name: min((self.chunks[op.source] for op in graph.consumers(t.index)), default=0)
             for t in (*graph.params, *graph.data)
         }
-        self.moved: dict[tuple[int, int], Any] = {}
+        self.constants = self._shared_constants({graph.ops[i].source for i in constant_ops(graph)})
+        self.made_in: dict[int, int] = {}  # the chunk that makes a value or reads it first, by the value's id
+        self.copies: dict[tuple[int, int], Any] = {}  # by the value's id and the stage
+        self.last_constant: Any = None
         self.seeds = Seeds()
 
+    def _shared_constants(self, constant: Collection[int]) -> dict[int, Any]:
+        """The ops by their ids that compute constants which several layers read, or others than the ops' own.
+
+        Shapes and numbers, which Paddle has as ops too, are not in the graph: they belong to the layer that reads them."""
+        shared: dict[int, Any] = {}
+        reading: dict[int, set[int]] = {}  # the layers that read what an op computes, by its id
+        position = {op.id(): i for i, op in enumerate(self.program.global_block().ops)}
+
+        def readers(op: Any) -> set[int]:
+            found: set[int] = set()
+            for user in (user for value in op.results() if value.initialized() for user in value.all_used_ops()):
+                known = reading.get(user.id())
+                if known is None:
+                    known = readers(user) if user.name() in CONTAINER_OPS else {self.layers.get(position[user.id()], -1)}
+                found |= known
+            return found
+
+        for i, op in reversed(list(enumerate(self.program.global_block().ops))):
+            if op.name() in (*LEAVES, *CONTAINER_OPS, *SINK_OPS) or (i in self.layers and i not in constant):
+                continue
+            layers = reading[op.id()] = readers(op)
+            if i not in self.layers and len(layers) == 1:
+                self.layers[i] = next(iter(layers))
+                if self.layers[i] >= 0:
+                    self.chunks[i] = self.chunk_of_layer[self.layers[i]]
+            if layers != {self.layers.get(i)} or -1 in layers:
+                shared[op.id()] = op
+        return shared
+
     def run(self) -> None:
-        pir = paddle.base.libpaddle.pir
         was_dynamic = paddle.in_dynamic_mode()
         paddle.enable_static()
         try:
             with paddle.static.program_guard(self.program):
                 # Names first: a container may go with the op that it belongs to.
                 ops = [(op.name(), op) for op in self.program.global_block().ops]
+                self.last_constant = next(op for name, op in ops if name in LEAVES)
                 for position, (name, op) in enumerate(ops):
                     if name in LEAVES:
                         self._place(op, op.attrs()[LEAVES[name]])
-                    elif name not in CONTAINER_OPS and name not in SINK_OPS:
-                        pir.set_insertion_point(op)
-                        chunk = self.chunks.get(position)
-                        stage = 0 if chunk is None else chunk % len(self.meshes)
-                        if chunk is not None:
-                            self._bring_operands(op, stage)
-                        built = rebuild(op, self.process_meshes[stage], self.forms, self.seeds)
-                        if chunk is not None:
-                            for new in built:
-                                self._mark(new, chunk)
+                    elif position in self.chunks and op.id() not in self.constants:
+                        self._rebuild(op, self.chunks[position])
+                self._finish()
         finally:
             if was_dynamic:
                 paddle.disable_static()
@@ -128,7 +165,27 @@ class _Annotation:
             raise UnsupportedProgram(f"the plan does not place {leaf!r}, which the program reads")
         chunk = self.leaf_chunks.get(leaf, 0)
         set_placement(op.result(0), self.meshes[chunk % len(self.meshes)], self.placements[leaf])
+        self.made_in[op.result(0).id] = chunk
         self._mark(op, 0)  # as Paddle has it: the first chunk of a stage is fed
+
+    def _rebuild(self, op: Any, chunk: int) -> None:
+        pir.set_insertion_point(op)
+        self._bring_operands(op, op, chunk)
+        stage = chunk % len(self.meshes)
+        built, results = rebuild(op, self.process_meshes[stage], self.forms, self.seeds)
+        self._place_whole(built[-1], stage)
+        for new in built:
+            self._mark(new, chunk)
+        self.made_in.update((value.id, chunk) for value in results)
+
+    def _finish(self) -> None:
+        """Erases the constants of the serial program, of which the stages have copies; what the program returns of them is
+        computed on the first stage."""
+        for op in reversed(self.constants.values()):
+            for value in results_of(op):
+                if not value.use_empty():
+                    value.replace_all_uses_with(self._constant(value, 0))
+            erase(op)
 
     def _mark(self, op: Any, chunk: int) -> None:
         """Marks an op and its lists of values with a chunk of the model, where the schedule has use for it."""
@@ -138,24 +195,75 @@ class _Annotation:
             for marked in (op, *lists):
                 mark(marked, chunk // len(self.meshes))
 
-    def _bring_operands(self, op: Any, stage: int) -> None:
+    def _bring_operands(self, op: Any, reader: Any, chunk: int) -> None:
+        """Lets ``op`` read what lies on the stage of ``reader``, which is the op, or reads the list that the op makes."""
         for i, value in enumerate(op.operands_source()):
             if value is None or not value.initialized():
                 continue
             if value.is_combine():
                 container = value.get_defining_op()
                 if container.name() == "builtin.combine":
-                    self._bring_operands(container, stage)
-            elif value.is_dist() and value.process_mesh != self.meshes[stage]:
-                op.operand(i).set_source(self._bring(value, stage))
+                    self._bring_operands(container, reader, chunk)
+            else:
+                op.operand(i).set_source(self._brought(value, reader, chunk))
 
-    def _bring(self, value: Any, stage: int) -> Any:
-        key = (value.id, stage)
-        if key not in self.moved:
-            axes = len(self.meshes[stage].shape)
-            # A sum over ranks is finished before it leaves: Paddle sends whole values only.
-            whole = paddle_placements(Placement(placement_of(value).dims_mapping), axes)
-            if any(p.is_partial() for p in value.placements):
-                value = paddle._C_ops.reshard(value, value.process_mesh, whole)
-            self.moved[key] = paddle._C_ops.reshard(value, self.meshes[stage], whole)
-        return self.moved[key]
+    def _brought(self, value: Any, reader: Any, chunk: int) -> Any:
+        """The value as it is on the stage of the chunk."""
+        producer = producer_of(value)
+        if producer.id() in self.constants:
+            made = self._constant(value, chunk)
+            pir.set_insertion_point(reader)
+            return made
+        stage, made_in = chunk % len(self.meshes), self.made_in[value.id]
+        if stage == made_in % len(self.meshes):
+            return value
+        if (value.id, stage) not in self.copies:
+            if producer.name() in LEAVES:
+                self.copies[value.id, stage] = self._leaf(producer, stage)
+                pir.set_insertion_point(reader)
+            else:
+                before = value if (stage - made_in) % len(self.meshes) == 1 else self._brought(value, reader, chunk - 1)
+                self.copies[value.id, stage] = self._moved(before, stage)
+        return self.copies[value.id, stage]
+
+    def _constant(self, value: Any, chunk: int, alone: bool = False) -> Any:
+        """A constant as it is computed on the stage of a chunk, where a first reader wants it, or for one reader ``alone``.
+
+        All constants stand before what else the program computes: among the ops of a layer that is recomputed, they would be
+        recomputed with it, though others read them."""
+        op, stage = producer_of(value), chunk % len(self.meshes)
+        if not alone and (value.id, stage) in self.copies:
+            return self.copies[value.id, stage]
+        changed = op.name().endswith("_")  # it works in place, so nothing else may read its operands
+        slots = operands_by_slot(op).items()
+        inputs = {slot: [self._constant(v, chunk, changed) for v in values] for slot, values in slots}
+        pir.set_insertion_point_after(self.last_constant)
+        built, results = build_again(op, inputs, self.process_meshes[stage], self.forms, self.seeds, recomputed=False)
+        self._place_whole(built[-1], stage)
+        for new in built:
+            self._mark(new, chunk)
+        self.last_constant = results[-1].get_defining_op()  # the container that splits them, where there is one
+        made = {(old.id, stage): new for old, new in zip(results_of(op), results, strict=True)}
+        if not alone:
+            self.copies.update(made)
+        return made[value.id, stage]
+
+    def _place_whole(self, op: Any, stage: int) -> None:
+        """Places what reads nothing, which Paddle would place where the first op runs that reads anything unplaced."""
+        if not op.operands_source():
+            set_placement(op.result(0), self.meshes[stage], Placement.replicated(len(op.result(0).shape)))
+
+    def _leaf(self, op: Any, stage: int) -> Any:
+        """The parameter or input on one more stage."""
+        pir.set_insertion_point_after(op)
+        copy = op.clone(paddle.pir.IrMapping(), paddle.pir.CloneOptions(False, True, True))
+        set_placement(copy.result(0), self.meshes[stage], placement_of(op.result(0)))
+        if op.name() == "builtin.parameter":
+            name_copy(copy, stage)
+        self._mark(copy, 0)
+        return copy.result(0)
+
+    def _moved(self, value: Any, stage: int) -> Any:
+        """The value sent to a stage by the one before."""
+        mesh = self.meshes[stage]
+        return paddle._C_ops.reshard(value, mesh, paddle_placements(placement_of(value), len(mesh.shape)))

@@ -55,7 +55,7 @@ def annotate(program: Any, mesh: ProcessMesh, placements: Mapping[str, Placement
                     set_placement(op.result(0), target, placements[leaf])
                 elif name not in CONTAINER_OPS and name not in SINK_OPS:
                     pir.set_insertion_point(op)
-                    built = rebuild(op, mesh, forms, seeds, has_custom_ops)[-1]
+                    built = rebuild(op, mesh, forms, seeds, has_custom_ops)[0][-1]
                     if has_custom_ops and not built.operands_source():
                         # The first op to read a value that is not distributed distributes all such values of the program, and
                         # so the local ones of custom ops; so there is none.
@@ -65,13 +65,23 @@ def annotate(program: Any, mesh: ProcessMesh, placements: Mapping[str, Placement
             paddle.disable_static()
 
 
-def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], seeds: Seeds, custom_ops: bool = False) -> list[Any]:
-    """Builds an op again, on the types that its operands have now, in its place; ``forms`` and what is returned as in
-    ``build_op``, and ``seeds`` builds random ops. ``custom_ops`` says that all values of the program are distributed, without
-    which custom ops cannot be built.
+def rebuild(
+    op: Any, mesh: ProcessMesh, forms: Collection[str], seeds: Seeds, custom_ops: bool = False
+) -> tuple[list[Any], list[Any]]:
+    """Builds an op again, on the types that its operands have now, in its place; ``forms`` as in ``build_op``, and ``seeds``
+    builds random ops. ``custom_ops`` says that all values of the program are distributed, without which custom ops cannot be
+    built. Returns as ``build_again`` does.
 
     Raises UnsupportedProgram for an op that cannot be built again."""
-    name = op.name().split(".", 1)[1]
+    built, results = build_again(op, operands_by_slot(op), mesh, forms, seeds, custom_ops)
+    for old_result, new_result in zip(results_of(op), results, strict=True):
+        old_result.replace_all_uses_with(new_result)
+    erase(op)
+    return built, results
+
+
+def operands_by_slot(op: Any) -> dict[str, list[Any]]:
+    """The tensors that an op reads; a slot has several where they come in a list."""
     inputs: dict[str, list[Any]] = {}
     for slot, value in zip(op.get_input_names(), op.operands_source(), strict=True):
         if value is None or not value.initialized():
@@ -80,6 +90,23 @@ def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], seeds: Seeds, cu
             inputs[slot] = list(value.get_defining_op().operands_source())
         else:
             inputs[slot] = [value]
+    return inputs
+
+
+def build_again(
+    op: Any,
+    inputs: Mapping[str, list[Any]],
+    mesh: ProcessMesh,
+    forms: Collection[str],
+    seeds: Seeds,
+    custom_ops: bool = False,
+    recomputed: bool = True,
+) -> tuple[list[Any], list[Any]]:
+    """Builds on ``inputs`` what ``op`` computes, beside it; returns the ops built and the tensors that stand for its results.
+    They are ``recomputed`` where ``op`` is, or not at all.
+
+    Raises UnsupportedProgram for an op that cannot be built again."""
+    name = op.name().split(".", 1)[1]
     if op.name().startswith(PREFIX):
         if not custom_ops:
             raise UnsupportedProgram(
@@ -92,18 +119,22 @@ def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], seeds: Seeds, cu
             built = seeds.build(name, attrs, inputs, op.result(0), mesh, paddle_mesh(mesh))
         else:
             built = build_op(name, attrs, inputs, op.result(0), mesh, forms)
-        results = _results(built[-1])
+        results = results_of(built[-1])
     for new in built:
         if op.has_attr("struct_name"):
             new.set_str_attr("struct_name", op.attrs()["struct_name"])
         for mark in RECOMPUTE_MARKS:
-            if op.has_attr(mark):
+            if recomputed and op.has_attr(mark):
                 new.set_int_attr(mark, op.attrs()[mark])
         new.op_role = op.op_role
-    for old_result, new_result in zip(_results(op), results, strict=True):
+    for old_result, new_result in zip(results_of(op), results, strict=True):
         new_result.stop_gradient = old_result.stop_gradient
         new_result.persistable = old_result.persistable
-        old_result.replace_all_uses_with(finished(new_result))
+    return built, [finished(value) for value in results]
+
+
+def erase(op: Any) -> None:
+    """Erases an op that nothing reads, with the containers of its lists."""
     old_inputs = [v for v in op.operands_source() if v is not None and v.initialized() and v.is_combine()]
     for split in [user for r in op.results() if r.initialized() and r.is_combine() for user in r.all_used_ops()]:
         split.erase()
@@ -111,10 +142,9 @@ def rebuild(op: Any, mesh: ProcessMesh, forms: Collection[str], seeds: Seeds, cu
     for value in old_inputs:
         if value.use_empty():
             value.get_defining_op().erase()
-    return built
 
 
-def _results(op: Any) -> list[Any]:
+def results_of(op: Any) -> list[Any]:
     """The op's tensors: those of the container that splits a list result."""
     values = []
     for r in op.results():

@@ -38,13 +38,15 @@ from paddle_rbt_plugin.cost.compute import CONVOLUTIONS, products
 from paddle_rbt_plugin.cost.memory import OPTIMIZER_STATES
 from paddle_rbt_plugin.cost.recompute import run_again
 from paddle_rbt_plugin.cost.sizes import Sizes
-from paddle_rbt_plugin.cost.transfers import transfers
+from paddle_rbt_plugin.cost.transfers import copies, transfers
 from paddle_rbt_plugin.graph import DTYPE_BYTES, Graph
+from paddle_rbt_plugin.graph.constants import constant_ops
 from paddle_rbt_plugin.graph.pir import dtype_name
 from paddle_rbt_plugin.handover.patches import exact_partition
 from paddle_rbt_plugin.handover.pipeline import annotate_stages, schedulable
 from paddle_rbt_plugin.handover.recompute import mark, recomputes, strategy_of
 from paddle_rbt_plugin.handover.replay import annotate
+from paddle_rbt_plugin.handover.shared_weights import gradients_summed
 from paddle_rbt_plugin.handover.zero import STAGES, divided, shard_dimension
 from paddle_rbt_plugin.layers.layers import Segment
 from paddle_rbt_plugin.plan.plan import Plan
@@ -109,6 +111,7 @@ def predicted(
     ``recompute`` how each layer is recomputed, none where nothing is. States are divided as by ``zero_stage``."""
     mesh, layers = completion.mesh, completion.layers
     stages = stages or (0,) * layers.count
+    constant = constant_ops(graph)
     collectives: Counter[tuple[str, str, str, int]] = Counter()
     sizes = Sizes(mesh, 1.0, "fp32")
     flop, parameters, gradients, states = 0.0, 0, 0, 0
@@ -124,27 +127,57 @@ def predicted(
             collectives[(phase, kind, c.axis, c.value.local_bytes(mesh, 1))] += 1
         for c in (c for k in again for c in k.collectives):
             collectives[("backward", c.kind, c.axis, c.value.local_bytes(mesh, 1))] += 1
-        flop += sum(p.flop for k in (*work.forward, *again, *work.backward) for p in products(k, sizes))
+        own = [k for i, k in zip(segment.ops, work.forward, strict=True) if i not in constant]
+        flop += sum(p.flop for k in (*own, *again, *work.backward) for p in products(k, sizes))
         parameters += sum(v.local_bytes(mesh, 1) for v in work.params)
         for v, gradient in zip(work.trained, work.gradients, strict=True):
             nbytes, shards = v.local_bytes(mesh, 1), _replicas(v, mesh) if zero_stage else 1
             gradients += gradient.local_bytes(mesh, 1) // (shards if zero_stage == 2 else 1)
             states += nbytes // shards
             collectives[("optimizer", "all_gather", "dp", nbytes)] += shards > 1
-    for t in transfers(completion, stages):
-        nbytes = t.crossing.value.local_bytes(mesh, 1)
-        there_and_back = [("forward", t.source, t.target), ("backward", t.target, t.source)]
-        for phase, sender, receiver in there_and_back[: 1 + t.crossing.has_gradient]:
-            collectives[(phase, "send", "pp", nbytes)] += sender == stage
-            collectives[(phase, "receive", "pp", nbytes)] += receiver == stage
+    for phase, nbytes, sender, receiver in _messages(completion, stages, train, zero_stage):
+        collectives[(phase, "send", "pp", nbytes)] += sender == stage
+        collectives[(phase, "receive", "pp", nbytes)] += receiver == stage
     layer_of = layers.layer_of()
-    readers = {t: graph.consumers(t.index) for t in graph.params}
+    kernel_of = dict(
+        zip((i for s in layers.segments for i in s.ops), (k for w in completion.work for k in w.forward), strict=True)
+    )
+    flop += sum(p.flop for i in _constants_of(graph, constant, layer_of, stages, stage) for p in products(kernel_of[i], sizes))
     shapes = {
         t.name: completion.placements[t.index].local_shape(t.shape, mesh)
-        for t, ops in readers.items()
-        if ops and stages[layer_of[ops[0].index]] == stage
+        for t in graph.params
+        if any(stages[layer_of[op.index]] == stage for op in graph.consumers(t.index))
     }
     return Structure(+collectives, parameters, gradients, states * OPTIMIZER_STATES["adamw"] if train else 0, flop, shapes)
+
+
+def _messages(
+    completion: Completion, stages: Sequence[int], train: bool, zero_stage: int
+) -> Iterator[tuple[str, int, int, int]]:
+    """Phase, bytes, sending and receiving stage of every message between ranks at one place of their stages."""
+    mesh = completion.mesh
+    for t in transfers(completion, stages):
+        nbytes = t.crossing.value.local_bytes(mesh, 1)
+        yield "forward", nbytes, t.source, t.target
+        if t.returns:
+            yield "backward", nbytes, t.target, t.source
+    for crossing, home, other in copies(completion, stages) if train else ():
+        if crossing.has_gradient:
+            nbytes = crossing.value.local_bytes(mesh, 1) // (_replicas(crossing.value, mesh) if zero_stage else 1)
+            yield from (("optimizer", nbytes, *ends) for ends in ((other, home), (home, other)))
+
+
+def _constants_of(
+    graph: Graph, constant: Collection[int], layer_of: Mapping[int, int], stages: Sequence[int], stage: int
+) -> Collection[int]:
+    """The ops that compute constants which a stage reads."""
+    needed: set[int] = set()
+    for op in reversed(graph.ops):
+        is_run = op.index in needed if op.index in constant else stages[layer_of[op.index]] == stage
+        if is_run:
+            producers = (graph.producer(t) for t in op.operands)
+            needed.update(p.index for p in producers if p is not None and p.index in constant)
+    return needed
 
 
 def _replicas(value: Value, mesh: ProcessMesh) -> int:
@@ -179,7 +212,7 @@ def _partition(program: Any, train: bool, recompute: bool, zero_stage: int) -> P
         if train:
             loss = [op for op in program.global_block().ops if op.num_results()][-1].result(0)
             optimizer = paddle.optimizer.AdamW(1e-3)
-            with paddle.static.program_guard(program, startup), divided(optimizer, zero_stage):
+            with paddle.static.program_guard(program, startup), gradients_summed(optimizer), divided(optimizer, zero_stage):
                 with auto_complete_op_role(program, OpRole.Backward):
                     gradients = paddle.autograd.ir_backward.append_backward(loss)
                 with auto_complete_op_role(program, OpRole.Optimize):
@@ -353,7 +386,7 @@ def _collectives(ops: Sequence[Any], mesh: ProcessMesh) -> Collectives:
     def add(op: Any, kind: str, message: Any, times: int = 1) -> None:
         ranks = tuple(sorted(get_process_group(op.int_attr("ring_id")).ranks))
         if len(ranks) > 1:  # alone, a rank moves nothing
-            count[(PHASES[op.op_role], kind, axis_of[ranks], _local_bytes(message))] += times
+            count[(PHASES[op.op_role], kind, axis_of.get(ranks, "pp"), _local_bytes(message))] += times
 
     for op in ops:
         kind = op.name().removeprefix("pd_op.").removesuffix("_")

@@ -136,10 +136,10 @@ class _Divided:
             states = [named[owner.name] for named in self._accumulators.values()]  # type: ignore[attr-defined]
             for state in (*states, *([] if master is None else [master])):
                 if state.shape == parameter.shape:  # the others are powers of beta, one number each
-                    set_placement(state, parameter.process_mesh, _placement(parameter))
+                    set_placement(state, parameter.process_mesh, state_placement(parameter))
 
 
-def _placement(parameter: Any) -> Placement:
+def state_placement(parameter: Any) -> Placement:
     """How the states of a parameter of a PIR program lie."""
     mesh, placement = parameter.process_mesh, placement_of(parameter)
     if "dp" not in mesh.dim_names:
@@ -158,7 +158,7 @@ def _shards(params_grads: Sequence[Any]) -> list[Any]:
 
 def _shard(parameter: Any, gradient: Any) -> Any:
     """The part of a gradient that this rank updates; the gradient itself where that is all of it, or what there is already."""
-    target = _placement(parameter)
+    target = state_placement(parameter)
     if gradient is None or target in (placement_of(parameter), placement_of(gradient)):
         return gradient
     return paddle._C_ops.reshard_v2(gradient, tensor_attr(parameter.process_mesh, target))

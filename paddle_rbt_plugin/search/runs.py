@@ -8,9 +8,9 @@ With the costs of ``layer_costs`` a run of layers takes
 
 ``StageRuns.ends`` extends runs layer by layer and keeps the ways that no other way beats in t, memory and each of the three
 maxima (``_unbeaten``). A way that ends in another strategy beats one if it still does after resharding to that one's strategy,
-which is no approximation, since resharding keeps the triangle inequality: one all-gather, larger the fewer ranks share the
-batch. Only beyond ``EXACT`` ways are they thinned (``_thinned``): of those whose memory differs by less than a 256th of the
-device the fastest stays.
+and if it takes no longer with the sending where the run ends. That is no approximation, since resharding keeps the triangle
+inequality: one all-gather, larger the fewer ranks share the batch. Only beyond ``EXACT`` ways are they thinned (``_thinned``):
+of those whose memory differs by less than a 256th of the device the fastest stays.
 
 Layers that cost the same under all strategies are one kind, and runs of the same kinds are extended once.
 """
@@ -103,11 +103,12 @@ class StageRuns:
         if len(values) > EXACT:
             some = self._thinned(values, last)
             values, choices, last = values[some], [choices[i] for i in some], last[some]
-        kept = np.zeros(0, dtype=int)
+        kept, finished = np.zeros(0, dtype=int), values[:, TIME] + self.costs.sends[last]
         for start in range(0, len(values), _BLOCK):  # by blocks, since most are beaten by few
             block = np.arange(start, min(start + _BLOCK, len(values)))
             rivals = np.concatenate((kept, block))
             beats = values[rivals, None, TIME] + self.costs.reshard[np.ix_(last[rivals], last[block])] <= values[block, TIME]
+            beats &= finished[rivals, None] <= finished[block]  # a run that ends here does not reshard before it sends
             beats &= rivals[:, None] < block
             for column in range(1, values.shape[1]):
                 beats &= values[rivals, None, column] <= values[block, column]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from typing import Any
 
 import paddle
@@ -20,6 +19,7 @@ from paddle.distributed.auto_parallel.static import engine
 from paddle.distributed.auto_parallel.static.pir_pass import pipeline_pass
 from paddle.distributed.auto_parallel.static.reshard_funcs.same_status_reshard_func import SameStatusReshardFunction
 from paddle.distributed.auto_parallel.strategy import PipelineConfig
+from pipeline_engine import build_model, config_of
 from pipeline_play import KINDS, begin, check_message, peer, play
 
 from paddle_rbt_plugin.config import Settings
@@ -27,21 +27,18 @@ from paddle_rbt_plugin.handover import chunks
 from paddle_rbt_plugin.handover.pipeline import annotate_stages, schedulable
 from paddle_rbt_plugin.handover.structure import as_rank, partition, resolve
 from paddle_rbt_plugin.handover.trace import trace_layer
-from paddle_rbt_plugin.models import GPTConfig, LlamaConfig, build, input_spec
+from paddle_rbt_plugin.layers import cluster_layers
+from paddle_rbt_plugin.models import input_spec
 from paddle_rbt_plugin.tuner import tune_graph
 
-MODELS = {
-    "gpt": GPTConfig(layers=4, hidden=64, ffn=256, heads=8, vocab=128, seq=16),
-    "llama": LlamaConfig(layers=4, hidden=64, ffn=256, heads=8, kv_heads=8, vocab=128, seq=16),
-}
 BATCH = 8
 
 
 def main(model: str, space: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
-    config = replace(MODELS[model], layers=max(4, space["pp"] * space.get("vpp", 1)))
+    model = f"{model}/{max(4, space['pp'] * space.get('vpp', 1))}"
     with paddle.LazyGuard():
-        layer = build(config)
-    trace = trace_layer(layer, input_spec(config, BATCH))
+        layer = build_model(model)
+    trace = trace_layer(layer, input_spec(config_of(model), BATCH))
     batch = BATCH * space["accumulate_steps"]
     plan = tune_graph(trace.graph, Settings(cluster=f"1x{ranks}:A100-80G", search_space=space), global_batch=batch)
     reports, jobs = [], {}
@@ -60,6 +57,7 @@ class Rank:
 
     def __init__(self, trace: Any, plan: Any, rank: int):
         begin(rank)
+        self.trace = trace
         self.program = trace.program.clone()
         leaves = {name: t.placement for name, t in plan.leaves(trace.graph).items()}
         annotate_stages(self.program, trace.graph, plan, leaves)
@@ -77,6 +75,13 @@ class Rank:
             copy = self.dense.clone()
             self.jobs[schedule] = pipeline_pass([copy], [copy], PipelineConfig(settings))
 
+    def _copied(self, plan: Any, rank: int) -> set[str]:
+        """The parameters that this stage reads and another one has as well."""
+        graph, layers = self.trace.graph, cluster_layers(self.trace.graph)
+        entry_of, layer_of = plan.stage_of_layers(layers.count), layers.layer_of()
+        here = {op.index for op in graph if rank in plan.stages[entry_of[layer_of[op.index]]].devices}
+        return {t.name for t in graph.params if any(op.index in here for op in graph.consumers(t.index))}
+
     def report(self, layer: Any, plan: Any, rank: int) -> dict[str, Any]:
         shapes = {p.name: tuple(p.shape) for p in layer.parameters()}
         parameters = {
@@ -87,7 +92,7 @@ class Rank:
         planned = {
             name: list(t.placement.local_shape(shapes[name], plan.stages[t.stage].process_mesh))
             for name, t in plan.tensors.items()
-            if t.kind == "param" and rank in plan.stages[t.stage].devices
+            if t.kind == "param" and (rank in plan.stages[t.stage].devices or name in self._copied(plan, rank))
         }
         messages = []
         for op in self.dense.global_block().ops:
