@@ -127,7 +127,7 @@ def test_stages_that_are_not_handed_over_are_refused(stage: int) -> None:
 
 @pytest.mark.parametrize(
     ("amp", "name", "reason"),
-    [("", "Momentum", "training with Momentum"), ("float16", "AdamW", "loss scaling"), ("", "", "without an optimizer")],
+    [("", "Lamb", "training with Lamb"), ("float16", "AdamW", "loss scaling"), ("", "", "without an optimizer")],
 )
 def test_what_cannot_be_divided_stays_whole_with_the_reason(amp: str, name: str, reason: str) -> None:
     given = optimizer(name) if name else None
@@ -153,7 +153,7 @@ def test_a_loaded_plan_is_trained_at_a_stage_that_the_job_allows() -> None:
     plan = SimpleNamespace(sharding_stage=2)
     assert stage_of(plan, strategy(), optimizer()) == 2
     assert stage_of(plan, strategy(1), optimizer()) == 1
-    assert stage_of(plan, strategy(), optimizer("Momentum")) == 0
+    assert stage_of(plan, strategy(), optimizer("Lamb")) == 0
     assert stage_of(SimpleNamespace(sharding_stage=3), strategy(), optimizer()) == 0
 
 
