@@ -101,13 +101,15 @@ def test_the_same_parameters_are_claimed_in_the_same_way(case):
 @CASE
 def test_the_program_is_handed_over_op_for_op(case):
     trace = traced(case)
-    before = [op.name() for op in trace.program.global_block().ops]
+    flattened = ["pd_op.full_int_array", "pd_op.reshape"]
+    named = (op.name() for op in trace.program.global_block().ops)
+    before = [name for op in named for name in (flattened if op == "pd_op.flatten" else [op])]
     context = PassContext()
     attrs = {"cluster": "1x4:A100-80G", "search_space": {"mp": [2], "dp": [2]}}
     new_pass("rule_based_tuner", attrs).apply([trace.program], [paddle.static.Program()], context)
     ops = trace.program.global_block().ops
     forms = {f"pd_op.{form}": f"pd_op.{op}" for form, op in SHARDED_FORMS.items()}
-    renamed = [forms.get(op.name(), op.name()) for op in ops]
+    renamed = [forms.get(op.name(), op.name()) for op in ops if op.name() != "pd_op.seed"]
     assert renamed == before
     plan = context.get_attr("plan")
     for op in ops:
