@@ -187,7 +187,7 @@ def _reshard_through_whole(_: Any, source: Any, target: Any, value: Any, target_
 @contextlib.contextmanager
 def exact_partition() -> Iterator[None]:
     """The context in which Paddle adds the backward pass to an annotated program and partitions it."""
-    with gradients_whole(), partition_prepared():
+    with gradients_whole(), partition_prepared(), gradients_accumulated_as_read():
         yield
 
 
@@ -211,11 +211,7 @@ def gradients_whole() -> Iterator[None]:
         if op.name().split(".", 1)[1].removesuffix("_") not in GRADIENTS_MAY_BE_PARTIAL:
             pairs = [zip(of, values, strict=True) for of, values in zip(gradients, outputs, strict=True)]
             gradients = [[_of_gradient(g, value) for g, value in of] for of in pairs]
-        made = original(op, inputs, outputs, gradients, *rest)
-        return [
-            [_as_typed(g) if is_present(g) and _is_parameter(v) else g for v, g in zip(values, of, strict=True)]
-            for values, of in zip(_differentiable(op, inputs), made, strict=True)
-        ]
+        return original(op, inputs, outputs, gradients, *rest)
 
     with _replaced(core, "call_vjp", call_vjp):
         yield
@@ -227,32 +223,6 @@ def _of_gradient(gradient: Any, value: Any) -> Any:
     if not is_present(gradient) or not gradient.is_dist() or not value.is_dist():
         return gradient
     return placed(gradient, placement_of(gradient).of_gradient(placement_of(value)))
-
-
-def _differentiable(op: Any, inputs: Any) -> list[Any]:
-    """The inputs that ``call_vjp`` answers with a gradient, or the lack of one."""
-    return [values for values, wanted in zip(inputs, op.get_input_grad_semantics(), strict=True) if wanted]
-
-
-def _is_parameter(value: Any) -> bool:
-    op = value.get_defining_op() if is_present(value) else None
-    return op is not None and op.name() == "builtin.parameter"
-
-
-def _as_typed(gradient: Any) -> Any:
-    """The gradient of a parameter as its type says. Where its op makes it otherwise, the partition pass would have its readers
-    read another value, but the accumulation of gradients would go on with this one."""
-    import paddle
-
-    op = gradient.get_defining_op()
-    if not gradient.is_dist() or op.dist_attr is None:
-        return gradient
-    made = next(op.dist_attr.result(i) for i, value in enumerate(op.results()) if value.is_same(gradient))
-    made, wanted = made.as_tensor_dist_attr(), gradient.dist_attr()
-    if made == wanted:
-        return gradient
-    gradient.set_type(paddle.base.libpaddle.pir.cvt_to_dist_type(gradient.type(), made))
-    return paddle._C_ops.reshard_v2(gradient, wanted)
 
 
 @contextlib.contextmanager
@@ -279,6 +249,35 @@ def partition_prepared() -> Iterator[None]:
         original(program, block)
 
     with _replaced(pir_pass, "apply_partition_pass", apply), _replaced(engine, "apply_partition_pass", apply):
+        yield
+
+
+@contextlib.contextmanager
+def gradients_accumulated_as_read() -> Iterator[None]:
+    """Names the gradients of parameters as the update reads them.
+
+    Reason: where an op makes the gradient of a parameter otherwise than the parameter lies, as the lookup of a divided table
+    that was gathered does, the partition pass brings it there, but the list of gradients goes on with what the op makes.
+    Accumulation adds that up, and the update reads the gradient of the last micro batch alone. Versions: 3.0 to 3.3.
+    """
+    from paddle.distributed.auto_parallel.static.pir_pass import ReshardPasses
+    from paddle.distributed.fleet.meta_optimizers.common import OpRole
+
+    original = ReshardPasses.apply_reshard_pass
+
+    def as_read(parameter: Any, gradient: Any) -> Any:
+        readers = gradient.all_used_ops() if gradient is not None and gradient.is_dist() else []
+        if len(readers) != 1 or readers[0].name() != "dist_op.reshard" or int(readers[0].op_role) != int(OpRole.Backward):
+            return gradient
+        arrived = readers[0].result(0)
+        return arrived if arrived.dist_attr() == parameter.dist_attr() else gradient
+
+    def apply(program: Any, params_grads: Any = None) -> None:
+        for i, (parameter, gradient) in enumerate(params_grads or ()):
+            params_grads[i] = (parameter, as_read(parameter, gradient))
+        original(program, params_grads)
+
+    with _replaced(ReshardPasses, "apply_reshard_pass", staticmethod(apply)):
         yield
 
 

@@ -233,7 +233,8 @@ def resolve(partitioned: Partitioned) -> Any:
     log.setLevel(logging.WARNING)
     paddle.enable_static()
     try:
-        ReshardPasses.apply_reshard_pass(partitioned.program, partitioned.gradients)
+        with exact_partition():
+            ReshardPasses.apply_reshard_pass(partitioned.program, partitioned.gradients)
         RemovePasses.apply_all(partitioned.program, partitioned.startup, partitioned.gradients)
     finally:
         paddle.disable_static()
