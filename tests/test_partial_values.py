@@ -41,15 +41,10 @@ def test_what_is_settled_is_predicted(name: str) -> None:
     assert not differences(trace, dp=2)
 
 
-@pytest.mark.parametrize(
-    ("name", "axis"),
-    [("embedding, concat", "mp")],
-)
-def test_paddle_would_read_partial_gradients_as_if_they_were_sums(
-    monkeypatch: pytest.MonkeyPatch, name: str, axis: str
-) -> None:
+@pytest.mark.parametrize("name", ["embedding, concat", "embedding, slice", "divided product, split"])
+def test_paddle_would_read_partial_gradients_as_if_they_were_sums(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(patches, "gradients_whole", nullcontext)
-    assert differences(traced(SHAPES[name]), **{axis: 2})
+    assert differences(traced(SHAPES[name]), mp=2)
 
 
 def test_paddle_would_read_the_shards_in_a_list_as_if_they_were_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,9 +92,6 @@ def test_states_of_parameters_that_nothing_reads_are_dropped() -> None:
             return self.used(x).square().mean()
 
     trace = trace_layer(Idle(), [InputSpec([BATCH, WIDTH], "float32", "x")])
-    leaves = {t.name: t for t in (*trace.graph.params, *trace.graph.data)}
-    assert {"linear_0.w_0", "x"} <= {name.replace("linear_1.w_0", "linear_1.w_0") for name in leaves} or leaves
-    assert not differences(trace, dp=2)
     with structure.as_rank(0):
         plan = rbt.tune(trace.program, cluster="1x2:CPU", search_space={"dp": 2})
         copy = trace.program.clone()
