@@ -162,6 +162,10 @@ def _cross_entropy(
     return from_local(softmax, mesh, read, read), from_local(loss, mesh, per_token, per_token)
 
 
+_SMALLEST_ON_CPUS = -64.0
+"""Paddle's softmax on CPUs takes no logit for less than so far below the largest (``ValueClip`` in phi/kernels/funcs)."""
+
+
 class _LossOfShards(PyLayer):
     """Softmax and cross entropy of logits [..., part of the vocabulary] and labels [..., 1], in float32 at least."""
 
@@ -177,6 +181,8 @@ class _LossOfShards(PyLayer):
         wide = "float64" if dtype == paddle.float64 else "float32"
         logits = logits.astype(wide)
         logits = logits - reduced(paddle.max(logits, axis=-1, keepdim=True), mesh, along, dist.ReduceType.kRedMax)
+        if not paddle.is_compiled_with_cuda():
+            logits = paddle.clip(logits, min=_SMALLEST_ON_CPUS)
         picked = paddle.take_along_axis(logits, target, axis=-1) * mine.astype(wide)
         picked = reduced(picked, mesh, along)
         weights = logits.exp_()
