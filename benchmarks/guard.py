@@ -30,7 +30,7 @@ def prepared(layers: int, axis: str, verify: bool) -> float:
 
     paddle.disable_static()
     with paddle.utils.unique_name.guard(), paddle.static.scope_guard(paddle.static.Scope()):
-        config = GPTConfig(layers=layers, hidden=64, heads=4, vocab=256, seq=LENGTH)
+        config = GPTConfig(layers=layers, hidden=64, ffn=256, heads=4, vocab=256, seq=LENGTH)
         model = build(config)
         optimizer = paddle.optimizer.AdamW(1e-3, parameters=model.parameters())
         space = {axis: 2, "pp": 1, "sharding_stage": 0, "recompute": "none"}

@@ -37,7 +37,7 @@ from paddle_rbt_plugin.cost.attention import forward_cores
 from paddle_rbt_plugin.cost.compute import CONVOLUTIONS, products
 from paddle_rbt_plugin.cost.memory import OPTIMIZER_STATES
 from paddle_rbt_plugin.cost.recompute import run_again
-from paddle_rbt_plugin.cost.sizes import Sizes
+from paddle_rbt_plugin.cost.sizes import Sizes, forward_type
 from paddle_rbt_plugin.cost.transfers import copies, transfers
 from paddle_rbt_plugin.graph import DTYPE_BYTES, Graph
 from paddle_rbt_plugin.graph.constants import constant_ops
@@ -55,6 +55,8 @@ from paddle_rbt_plugin.search import analyse
 
 PHASES = {0: "forward", 1: "backward", 2: "optimizer"}
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_PRODUCTS = frozenset({"matmul", "bmm"})
+"""The matrix products whose FLOP are compared, beside convolutions; others, which few programs have, are not."""
 _TRANSFERS = {"send_v2": "send", "p_send": "send", "recv_v2": "receive", "p_recv": "receive"}
 
 FIGURES = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "matmul_flop")
@@ -128,7 +130,7 @@ def predicted(
         for c in (c for k in again for c in k.collectives):
             collectives[("backward", c.kind, c.axis, c.value.local_bytes(mesh, 1))] += 1
         own = [k for i, k in zip(segment.ops, work.forward, strict=True) if i not in constant]
-        flop += sum(p.flop for k in (*own, *again, *work.backward) for p in products(k, sizes))
+        flop += sum(_flop(k, sizes) for k in (*own, *again, *work.backward))
         parameters += sum(v.local_bytes(mesh, 1) for v in work.params)
         for v, gradient in zip(work.trained, work.gradients, strict=True):
             nbytes, shards = v.local_bytes(mesh, 1), _replicas(v, mesh) if zero_stage else 1
@@ -142,7 +144,7 @@ def predicted(
     kernel_of = dict(
         zip((i for s in layers.segments for i in s.ops), (k for w in completion.work for k in w.forward), strict=True)
     )
-    flop += sum(p.flop for i in _constants_of(graph, constant, layer_of, stages, stage) for p in products(kernel_of[i], sizes))
+    flop += sum(_flop(kernel_of[i], sizes) for i in _constants_of(graph, constant, layer_of, stages, stage))
     shapes = {
         t.name: completion.placements[t.index].local_shape(t.shape, mesh)
         for t in graph.params
@@ -185,6 +187,11 @@ def _replicas(value: Value, mesh: ProcessMesh) -> int:
     axis = mesh.index("dp")
     dimension = shard_dimension(value.shape, value.placement.dims_mapping, axis, mesh.degree("dp"))
     return 1 if dimension is None else mesh.degree("dp")
+
+
+def _flop(kernel: Kernel, sizes: Sizes) -> float:
+    compared = forward_type(kernel.type) in _PRODUCTS | CONVOLUTIONS
+    return sum(p.flop for p in products(kernel, sizes)) if compared else 0.0
 
 
 def _repeated(segment: Segment, work: SegmentWork, recompute: str) -> list[Kernel]:
@@ -409,9 +416,9 @@ def _matmul_flop(ops: Sequence[Any]) -> float:
         type_ = op.name().removeprefix("pd_op.")
         backward = type_.endswith("_grad")
         type_ = type_.removesuffix("_grad")
-        if type_ == "matmul":
+        if type_ in _PRODUCTS:
             x = _local_shape(op.operand_source(0))
-            inner = x[-2] if op.attrs()["transpose_x"] else x[-1]
+            inner = x[-2] if len(x) > 1 and op.attrs().get("transpose_x") else x[-1]
         elif type_ in CONVOLUTIONS:
             inner = prod(_local_shape(op.operand_source(1))[1:])
         else:

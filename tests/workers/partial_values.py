@@ -63,6 +63,10 @@ def with_token(n: Network, x: Any) -> Any:
     return paddle.concat([n.token.expand([BATCH, 1, WIDTH]), x], 1)[:, :LENGTH]
 
 
+def attended(x: Any) -> Any:
+    return paddle.bmm(F.softmax(paddle.bmm(x, x.transpose([0, 2, 1]))), x)
+
+
 def token_loss(logits: Any, labels: Any) -> Any:
     return F.cross_entropy(logits, labels.unsqueeze(-1), reduction="none").mean()
 
@@ -95,6 +99,7 @@ SHAPES: dict[str, Callable[[Network, Any], Any]] = {
     "logsumexp of a divided dimension": lambda n, i: n.head(
         n.ffn(n.words(i)) * paddle.logsumexp(n.inner(n.words(i)), axis=-1, keepdim=True)
     ),
+    "batched products": lambda n, i: n.head(attended(n.ffn(n.words(i)))),
     "running sum": lambda n, i: n.head(paddle.cumsum(n.ffn(n.words(i)), axis=-1) / WIDTH),
 }
 
