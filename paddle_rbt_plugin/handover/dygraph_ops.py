@@ -92,6 +92,7 @@ def _local_weight(weight: Any, mesh: Any, x: Placements) -> Any:
 
 def _linear(original: Any, x: Any, weight: Any, bias: Any = None, name: Any = None) -> Any:
     """x [..., n], weight [n, m]: column-parallel where m is sharded, row-parallel where n is."""
+    dygraph_wholes.with_whole_gradients(x, weight, bias)
     mesh = _mesh_of(*(t for t in (x, weight, bias) if t is not None))
     if mesh is None or (along := _axis_of(weight)) is None:
         return None
@@ -306,6 +307,8 @@ _FORMS: Sequence[tuple[Any, str, Callable[..., Any]]] = (
     (paddle._C_ops, "logsumexp", dygraph_wholes.logsumexp),
     (paddle._C_ops, "concat", dygraph_wholes.concat),
     (paddle._C_ops, "matmul", dygraph_wholes.matmul),
+    *((paddle._C_ops, name, dygraph_wholes.convolution) for name in dygraph_wholes.CONVOLUTIONS),
+    *((module, name, dygraph_wholes.elementwise) for module, name in dygraph_wholes.ELEMENTWISE),
     (paddle._C_ops, "bmm", dygraph_wholes.bmm),
     (paddle.Tensor, "__matmul__", dygraph_wholes.matmul_operator),
     (sys.modules[dygraph_wholes.EINSUM], "einsum_v2", dygraph_wholes.einsum),

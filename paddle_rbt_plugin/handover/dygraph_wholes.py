@@ -90,6 +90,32 @@ def matmul_operator(original: Callable[..., Any], x: Any, y: Any) -> Any:
     return paddle.matmul(x, y) if _is_distributed(x) and _is_distributed(y) else None
 
 
+def convolution(original: Callable[..., Any], x: Any, weight: Any, *rest: Any, **named: Any) -> Any:
+    """The gradients of a convolution are whole sums, see ``matmul``."""
+    with_whole_gradients(x, weight)
+
+
+def elementwise(original: Callable[..., Any], x: Any, y: Any, *rest: Any, **named: Any) -> Any:
+    """The gradient of a smaller operand, which is a sum over what the other one has more of, is whole."""
+    if _is_distributed(x) and _is_distributed(y) and x.shape != y.shape:
+        with_whole_gradients(x, y)
+
+
+def with_whole_gradients(*tensors: Any) -> None:
+    """Lets the ops that made distributed tensors, as those that normalize a weight, read their gradients as whole sums."""
+    for tensor in tensors:
+        if tensor is not None and _is_distributed(tensor):
+            with_whole_gradient(tensor)
+
+
+CONVOLUTIONS = ("conv2d", "conv3d", "depthwise_conv2d", "conv2d_transpose", "conv3d_transpose")
+ELEMENTWISE = (
+    *((paddle._C_ops, name) for name in ("add", "subtract", "multiply", "divide")),
+    *((paddle.Tensor, f"__{name}__") for name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv")),
+)
+"""Where Paddle keeps ops of two operands that broadcast."""
+
+
 def bmm(original: Callable[..., Any], x: Any, y: Any, **named: Any) -> Any:
     """As ``matmul``."""
     return matmul(lambda x, y, *_: original(x, y, **named), x, y)

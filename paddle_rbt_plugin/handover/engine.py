@@ -25,6 +25,7 @@ from paddle_rbt_plugin.handover import (
     engine_random,
     forward_loss,
     gradient_merge,
+    inplace,
     parameter_attributes,
     patches,
     recompute,
@@ -68,6 +69,7 @@ def install() -> None:
     def parallel_pir(engine: Any, mode: str) -> Any:
         if is_enabled(engine._strategy.tuning):
             strategy, serial = own_strategy(engine), engine._fwd_main_progs[mode]
+            inplace.check_in_place(serial)
             _stop_gradients_at_data(serial)
             updates.check_optimizer(engine._optimizer)
             plan = _tune(engine, mode)
