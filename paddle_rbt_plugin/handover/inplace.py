@@ -11,8 +11,12 @@ from typing import Any
 
 from paddle_rbt_plugin.errors import UnsupportedProgram
 
-_OF_STATE = ("pd_op.assign_value_", "pd_op.batch_norm_", "pd_op.sync_batch_norm_")
-"""Ops that change constants, or buffers that nothing else of the program reads."""
+_CHANGING = frozenset(
+    {"fill_", "fill_diagonal_", "fill_diagonal_tensor_", "increment_", "index_add_", "index_put_", "put_along_axis_"}
+    | {"scatter_", "set_value_", "set_value_with_tensor_"}
+)
+"""Ops that change their first operand in static programs as well; of most others with such a name Paddle makes the ones that do
+not (``add_`` is ``add``)."""
 
 
 def check_in_place(program: Any) -> None:
@@ -21,17 +25,15 @@ def check_in_place(program: Any) -> None:
     ops = program.global_block().ops
     position = {op.id(): i for i, op in enumerate(ops)}
     for i, op in enumerate(ops):
-        name = op.name()
-        if not name.endswith("_") or name in _OF_STATE or not name.startswith("pd_op."):
-            continue
-        changed = op.operand_source(0)
-        if changed.persistable:
+        name = op.name().removeprefix("pd_op.")
+        changed = op.operand_source(0) if name in _CHANGING else None
+        if changed is None or changed.persistable:
             continue
         read_again = any(position.get(user.id(), -1) > i for user in changed.all_used_ops())
         if read_again or ("set_value" in name and not changed.stop_gradient):
             what = "which is read again afterwards" if read_again else "through which gradients flow"
             raise UnsupportedProgram(
-                f"{name.removeprefix('pd_op.')} changes a value of the model in place, {what}: static programs do not compute "
+                f"{name} changes a value of the model in place, {what}: static programs do not compute "
                 "what the model computes outside of them; write it without changing the value, such as h = h + x, "
                 "paddle.where or paddle.concat"
             )
