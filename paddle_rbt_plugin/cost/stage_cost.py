@@ -207,10 +207,11 @@ class StageCosting:
             for sync in completion.work[i].gradient_syncs:
                 part.gradients[sync.axis] = part.gradients.get(sync.axis, 0.0) + sizes.numel(sync.value)
         if self.training.own_copies:
-            tied = self._sizes(stage.segments[0])
             part = parts[self._strategy(stage.segments[-1]).completion.mesh.degree("dp")]
-            part.parameters += sum(tied.numel(c.value) for c in stage.shared)
-            part.trained += sum(tied.numel(c.value) for c in stage.shared if c.has_gradient)
+            for c in stage.shared:
+                numel = c.value.local_numel(self.completion.mesh, 1.0)
+                part.parameters += numel
+                part.trained += numel if c.has_gradient else 0
         return list(parts.values())
 
     def _sync_seconds(self, part: _Part, first: int, backward: float) -> float:
@@ -234,9 +235,9 @@ class StageCosting:
         seconds = 0.0
         for crossing, other in stage.exchanged:
             completion = self.strategies[crossing.layer].completion
-            sizes = self._sizes(stage.segments[0])
             shards = self.candidate.shards(completion.mesh.degree("dp"))
-            nbytes = sizes.numel(crossing.value) * gradient_itemsize(self.training) / shards
+            numel = crossing.value.local_numel(self.completion.mesh, 1.0)
+            nbytes = numel * gradient_itemsize(self.training) / shards
             net = self.shared.pair(stage.index * self.ranks, other * self.ranks)
             seconds += 2 * collective_seconds("p2p", nbytes, net, self.c)
         return seconds
