@@ -36,6 +36,8 @@ def differences(trace: Trace, **space: int) -> Sequence[str]:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_what_is_settled_is_predicted(name: str) -> None:
+    if name == "batched products" and paddle.__version__ < "3.2":
+        pytest.skip("Paddle before 3.2 gathers the batch of bmm")
     trace = traced(SHAPES[name])
     assert not differences(trace, mp=2)
     assert not differences(trace, dp=2)
