@@ -177,32 +177,17 @@ _block(
     expand=("repeat_interleave", "expand", "tile"),
     rotary=NO,
 )
-_block(
-    "masked_attention",
-    "seq mask",
-    _masked,
-    1,
-    True,
-    heads=(4, 2),
-    norm=("none", "layer", "rms"),
-    bias=YES,
-    residual=YES,
-    project=("separate", "fused_split"),
-    core=("composed", "sdpa"),
-)
-_block(
-    "cross_attention",
-    "seq seq",
-    _attended,
-    1.5,
-    True,
-    heads=(4, 2),
-    norm=("none", "layer", "rms"),
-    bias=YES,
-    residual=YES,
-    project=("separate", "fused_split"),
-    core=("composed", "sdpa"),
-)
+_ATTENTION: dict[str, Any] = {
+    "heads": (4, 2),
+    "norm": ("none", "layer", "rms"),
+    "bias": YES,
+    "residual": YES,
+    "project": ("separate", "fused_split"),
+    "core": ("composed", "sdpa"),
+}
+"""The choices of attention with a second operand."""
+_block("masked_attention", "seq mask", _masked, 1, True, **_ATTENTION)
+_block("cross_attention", "seq seq", _attended, 1.5, True, **_ATTENTION)
 _block(
     "feed_forward",
     "seq|vec",

@@ -386,7 +386,7 @@ class _Scratch:
                     need = _placement(needs[k], len(value.shape)) if k < len(needs) else have
                     reads = gradient_of is None or not op.is_no_need_buffer(value)
                     uses.append(Use(self.sources[value.id], tuple(value.shape), dtype_name(value.dtype), have, need, reads))
-        made = [a for i in range(op.num_results()) for a in (_tensor_attrs(attr.result(i)) if attr is not None else ())]
+        made = _result_attrs(op)
         products = []
         for i, value in enumerate(results):
             if not value.initialized():
@@ -468,9 +468,8 @@ def producer_of(value: Any) -> Any:
 
 def made_by(op: Any) -> list[Placement]:
     """How a built op makes its results."""
-    attr, results = op.dist_attr, [v for r in op.results() for v in _results(r)]
-    made = [a for i in range(op.num_results()) for a in (_tensor_attrs(attr.result(i)) if attr is not None else ())]
-    return [_placement(a, len(value.shape)) for a, value in zip(made, results, strict=False)]
+    results = [v for r in op.results() for v in _results(r)]
+    return [_placement(a, len(value.shape)) for a, value in zip(_result_attrs(op), results, strict=False)]
 
 
 def set_placement(value: Any, mesh: Any, placement: Placement) -> None:
@@ -526,6 +525,12 @@ def _placement(attr: Any, ndim: int) -> Placement:
     status = attr.partial_status
     partial = sorted((axis, kind.name.removeprefix("kRed").lower()) for axis, kind in status.items()) if status else ()
     return Placement(tuple(attr.dims_mapping), tuple(partial))
+
+
+def _result_attrs(op: Any) -> list[Any]:
+    """The distributed attributes of what a built op makes, one per tensor."""
+    attr = op.dist_attr
+    return [a for i in range(op.num_results()) for a in (_tensor_attrs(attr.result(i)) if attr is not None else ())]
 
 
 def _tensor_attrs(attr: Any) -> list[Any]:

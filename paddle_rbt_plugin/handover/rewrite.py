@@ -4,6 +4,7 @@ of it. What was matched, completed and costed is so what is executed."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import paddle
@@ -54,19 +55,26 @@ def build_op(
         others = [whole_along(given, axes)]
         for op in reversed(built):
             op.erase()
-    for placements in others:
+
+    def built_on(placements: Sequence[Placement]) -> list[Any]:
         brought = [_brought(v, p) for v, p in zip(values, placements, strict=True)]
+        moves = [v.get_defining_op() for v, old in zip(brought, values, strict=True) if v is not old]
         remaining = iter(brought)
         try:
-            built = _build(
-                name, attrs, {slot: [next(remaining) for _ in of] for slot, of in inputs.items()}, result, mesh, forms
-            )
+            return [
+                *moves,
+                *_build(name, attrs, {s: [next(remaining) for _ in of] for s, of in inputs.items()}, result, mesh, forms),
+            ]
         except Exception:
-            if placements == others[-1]:
-                raise
-        else:
-            break
-    return [*(v.get_defining_op() for v, old in zip(brought, values, strict=True) if v is not old), *built]
+            for op in moves:
+                op.erase()
+            raise
+
+    *tries, last = others
+    for placements in tries:
+        with suppress(Exception):
+            return built_on(placements)
+    return built_on(last)
 
 
 def _brought(value: Any, placement: Placement) -> Any:

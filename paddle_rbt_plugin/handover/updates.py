@@ -48,20 +48,17 @@ def _run_on_shards(op: Any) -> None:
     pir = paddle.base.libpaddle.pir
     slots = dict(zip(op.get_input_names(), op.operands_source(), strict=True))
     parameter, attr = slots["param"], op.dist_attr
-    like = [v for v in op.operands_source() if v.initialized() and v.shape == parameter.shape]
-    states = [v for v in like if v.id not in (parameter.id, slots["grad"].id)]
+
+    def alike(value: Any) -> bool:
+        return bool(value.initialized() and value.shape == parameter.shape)
+
+    states = [v for v in op.operands_source() if alike(v) and v.id not in (parameter.id, slots["grad"].id)]
     target = max((parameter, *states), key=lambda v: sum(axis >= 0 for axis in v.dist_attr().dims_mapping)).dist_attr()
     for state in states:  # some optimizers make theirs whole
         if state.dist_attr() != target:
             set_placement(state, target.process_mesh, Placement(tuple(target.dims_mapping)))
-    operands = [
-        target if v.initialized() and v.shape == parameter.shape else attr.operand(i)
-        for i, v in enumerate(op.operands_source())
-    ]
-    results = []
-    for i, value in enumerate(op.results()):
-        alike = value.initialized() and value.shape == parameter.shape
-        results.append(target if alike else attr.result(i))
-        if alike:
-            value.set_type(pir.cvt_to_dist_type(value.type(), target))
+    for value in filter(alike, op.results()):
+        value.set_type(pir.cvt_to_dist_type(value.type(), target))
+    operands = [target if alike(v) else attr.operand(i) for i, v in enumerate(op.operands_source())]
+    results = [target if alike(v) else attr.result(i) for i, v in enumerate(op.results())]
     op.dist_attr = pir.create_op_dist_attribute(attr.process_mesh, operands, results, attr.chunk_id)
