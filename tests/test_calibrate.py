@@ -247,11 +247,16 @@ def temporary(tmp_path: Path) -> Iterator[dict[str, str]]:
     assert list(directory.iterdir()) == []
 
 
+def test_the_command_measures_as_often_as_the_function() -> None:
+    (rounds,) = (option for option in cli.commands["calibrate"].params if option.name == "rounds")
+    assert rounds.default == measure.ROUNDS
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_processes_measure_and_write_a_cluster_file(processes: int, tmp_path: Path, temporary: dict[str, str]) -> None:
     path = tmp_path / "cluster.yaml"
-    command = [*COMMAND, "--processes", str(processes), "--json", "--output", str(path)]
+    command = [*COMMAND, "--processes", str(processes), "--rounds", "1", "--json", "--output", str(path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=500, env=temporary)
     assert result.returncode == 0, result.stderr
     data = json.loads(result.stdout)
