@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import until
 
 from paddle_rbt_plugin.calibrate import DeviceFit, LinkFit, fit, measure
 from paddle_rbt_plugin.calibrate.fit import STREAMING, solve
@@ -276,9 +276,7 @@ def test_a_signal_ends_all_processes_and_writes_nothing(
     path = tmp_path / "cluster.yaml"
     command = [*COMMAND, "--processes", "2", "--output", str(path)]
     process = subprocess.Popen(command, env=temporary, stdout=-1, stderr=-1, text=True)
-    while not list(Path(temporary["TMPDIR"]).glob("*/pid.1")):
-        assert process.poll() is None
-        time.sleep(0.1)
+    until(lambda: len([path for path in Path(temporary["TMPDIR"]).glob("*/pid.*") if path.read_text()]) == 2, process)
     workers = [int(file.read_text()) for file in Path(temporary["TMPDIR"]).glob("*/pid.*")]
     process.send_signal(sent)
     _, err = process.communicate(timeout=60)
