@@ -9,9 +9,14 @@ import pytest
 from paddle_rbt_plugin.plugins import BLOCK_VARIABLE
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Tests send SIGINT to processes that they start. A shell starts background jobs with SIGINT ignored, and child processes
-    inherit that; a handler, unlike SIG_IGN, is reset to the default in a child process."""
+    inherit that; a handler, unlike SIG_IGN, is reset to the default in a child process.
+
+    pytest-xdist starts with the files that have the most tests, which are not the slowest: it keeps the order of collection
+    instead (``pytest_collection_modifyitems``)."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
