@@ -56,7 +56,8 @@ def planned(model: str, dp: int) -> Counter[tuple[str, str]]:
 
 
 def run(folder: Path, processes: int, ops: str, models: tuple[str, ...]) -> tuple[Any, Path]:
-    found = launch("dygraph_ops.py", processes, folder / "out.json", ops, "2", ",".join(models))
+    # The worker makes Paddle log what it communicates, which is decided when Paddle is imported.
+    found = launch("dygraph_ops.py", processes, folder / "out.json", ops, "2", ",".join(models), fresh=True)
     return found, folder / "log" / "workerlog.0"
 
 

@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 WORKER = """
 import itertools, sys, time
@@ -37,26 +37,19 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_for(what, timeout: float = 60) -> None:
-    end = time.monotonic() + timeout
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
 @pytest.mark.slow
 def test_processes_end_when_the_one_that_started_them_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(script)], env=environment)
-    wait_for(lambda: len(list(tmp_path.glob("*/lines.*"))) == 2)
+    until(lambda: len(list(tmp_path.glob("*/lines.*"))) == 2, parent)
     workers = [int(path.read_text()) for path in tmp_path.glob("*/pid.*")]
     launcher = int(Path(f"/proc/{workers[0]}/stat").read_text().rpartition(")")[2].split()[1])
     assert all(map(alive, [*workers, launcher]))
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    wait_for(lambda: not any(map(alive, [*workers, launcher])))
+    until(lambda: not any(map(alive, [*workers, launcher])))
 
 
 def test_a_process_that_watches_its_parent_runs_until_that_is_gone() -> None:

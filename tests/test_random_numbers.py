@@ -25,7 +25,7 @@ ELEMENTWISE = ("dropout", "another dropout", "alpha_dropout", "bernoulli", "pois
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks drew, and trained to."""
-    return launch_all("random_numbers.py", 2, tmp_path_factory.mktemp("random") / "result", timeout=600)
+    return launch_all("random_numbers.py", 2, tmp_path_factory.mktemp("random") / "result", timeout=600, fresh=True)
 
 
 def draw(ranks: list[dict[str, Any]], mode: str, placement: str, step: int, op: str) -> list[np.ndarray]:

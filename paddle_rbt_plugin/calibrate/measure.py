@@ -27,7 +27,7 @@ from paddle_rbt_plugin.errors import describe_error
 from paddle_rbt_plugin.processes import work
 
 ROUNDS = 5
-"""How often everything is measured; the median counts."""
+"""How often everything is measured by default; the median counts."""
 LONGEST_S = 0.05
 """Seconds above which work is not repeated in larger sizes."""
 
@@ -63,11 +63,11 @@ def plan(ranks: int) -> list[dict[str, Any]]:
     return lines
 
 
-def measurements() -> Iterator[dict[str, Any]]:
+def measurements(rounds: int) -> Iterator[dict[str, Any]]:
     """Runs all rounds. What is like work that took too long, or that the device does not do, is skipped."""
     paddle.set_flags({"FLAGS_use_stride_kernel": False})  # as in programs, a transpose moves its operand
     groups = groups_by_size()
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         yield from _round(groups)
 
 
@@ -117,4 +117,4 @@ def _measure(line: dict[str, Any], groups: dict[int, Any]) -> float:
 
 
 if __name__ == "__main__":
-    work(sys.argv[1], measurements())
+    work(sys.argv[1], measurements(int(sys.argv[2])))
