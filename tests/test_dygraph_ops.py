@@ -14,7 +14,7 @@ from launching import launch
 from zoo import graph
 
 from paddle_rbt_plugin.cluster import ProcessMesh
-from paddle_rbt_plugin.handover import dygraph_ops
+from paddle_rbt_plugin.handover.dygraph import ops as dygraph_ops
 from paddle_rbt_plugin.plugins import load_plugins
 from paddle_rbt_plugin.search import analyse
 

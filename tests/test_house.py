@@ -79,3 +79,31 @@ def test_only_the_command_line_ends_the_interpreter() -> None:
 def test_every_public_name_of_the_package_is_documented() -> None:
     undocumented = [n for n in paddle_rbt_plugin.__all__ if not (getattr(paddle_rbt_plugin, n).__doc__ or n.startswith("hook"))]
     assert not undocumented
+
+
+HANDOVER = ("shared", "pir", "legacy", "dygraph", "checkpoint", "passes", "engine")
+"""Bottom to top: what is in ``handover`` imports from itself, what stands before it, and not from what stands behind it."""
+BESIDE = {"pir", "legacy", "dygraph"}
+"""What executes a plan; none of these imports another."""
+
+
+def handover_imports(path: Path) -> set[str]:
+    """The folders of ``handover`` that a module imports from, in functions too."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    start = "paddle_rbt_plugin.handover."
+    return {name.removeprefix(start).split(".")[0] for name in names if name.startswith(start)}
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if package_of(p) == "handover"], ids=lambda p: str(p.relative_to(ROOT / "handover"))
+)
+def test_handover_imports_run_downwards_in_functions_too(path: Path) -> None:
+    folder = path.relative_to(ROOT / "handover").parts[0].removesuffix(".py")
+    above = () if folder == "__init__" else HANDOVER[: HANDOVER.index(folder)]
+    allowed = {folder, *above} - (BESIDE - {folder} if folder in BESIDE else set())
+    assert handover_imports(path) <= allowed, f"{path} imports from {sorted(handover_imports(path) - allowed)}"

@@ -16,9 +16,9 @@ from paddle.static import InputSpec
 
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.completion import operands
-from paddle_rbt_plugin.handover import patches, structure
-from paddle_rbt_plugin.handover.structure import verify
-from paddle_rbt_plugin.handover.trace import Trace, trace_layer
+from paddle_rbt_plugin.handover.pir import patches, structure
+from paddle_rbt_plugin.handover.pir.structure import verify
+from paddle_rbt_plugin.handover.pir.trace import Trace, trace_layer
 
 sys.path.insert(0, str(WORKERS))
 from partial_values import BATCH, LENGTH, SHAPES, WIDTH, Network, token_loss
@@ -71,7 +71,7 @@ def test_paddle_would_sum_what_is_no_sum(monkeypatch: pytest.MonkeyPatch, op: st
 
 
 def test_the_update_of_an_optimizer_without_a_rule_would_gather_what_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    from paddle_rbt_plugin.handover import updates
+    from paddle_rbt_plugin.handover.pir import updates
 
     trace = traced(lambda n, i: n.head(n.ffn(n.words(i))))
     monkeypatch.setattr(paddle.optimizer, "AdamW", paddle.optimizer.Momentum)  # of which ``verify`` makes the update

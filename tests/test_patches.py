@@ -27,10 +27,11 @@ from paddle_rbt_plugin.completion import Placement
 from paddle_rbt_plugin.completion.oracle import set_placement
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.handover import patches, seeds
-from paddle_rbt_plugin.handover.pipeline import annotate_stages
-from paddle_rbt_plugin.handover.structure import as_rank
-from paddle_rbt_plugin.handover.trace import trace_layer
+from paddle_rbt_plugin.handover.pir import patches, seeds
+from paddle_rbt_plugin.handover.pir.pipeline import annotate_stages
+from paddle_rbt_plugin.handover.pir.structure import as_rank
+from paddle_rbt_plugin.handover.pir.trace import trace_layer
+from paddle_rbt_plugin.handover.shared import gloo
 from paddle_rbt_plugin.models import GPTConfig, build, input_spec
 from paddle_rbt_plugin.tuner import tune_graph
 
@@ -64,12 +65,12 @@ def test_a_cpu_mesh_with_two_active_axes_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
     mesh = dist.ProcessMesh([[0, 1], [2, 3]], dim_names=["dp", "mp"])
     with pytest.raises(TunerError, match="two active axes"):
-        patches.enable_static_training_on_cpu([mesh])
+        gloo.enable_static_training_on_cpu([mesh])
 
 
 def test_a_single_process_is_left_alone() -> None:
     before = process_group.ProcessGroup.instantiate
-    patches.enable_static_training_on_cpu([dist.ProcessMesh([[0, 1], [2, 3]], dim_names=["dp", "mp"])])
+    gloo.enable_static_training_on_cpu([dist.ProcessMesh([[0, 1], [2, 3]], dim_names=["dp", "mp"])])
     assert process_group.ProcessGroup.instantiate is before
 
 

@@ -24,14 +24,15 @@ from paddle_rbt_plugin.graph import Graph, is_legacy, read_program
 from paddle_rbt_plugin.graph.legacy import read_legacy_program
 from paddle_rbt_plugin.handover.legacy.annotate import annotate as annotate_legacy
 from paddle_rbt_plugin.handover.legacy.judge import tune_legacy
-from paddle_rbt_plugin.handover.patches import enable_static_training_on_cpu
-from paddle_rbt_plugin.handover.pipeline import annotate_stages
-from paddle_rbt_plugin.handover.random_streams import common_seed
-from paddle_rbt_plugin.handover.recompute import is_allowed, mark
-from paddle_rbt_plugin.handover.replay import annotate, paddle_mesh
-from paddle_rbt_plugin.handover.seeds import register_streams, stream_names
-from paddle_rbt_plugin.handover.shared_weights import copies_in, original_name
-from paddle_rbt_plugin.handover.strategy import as_the_program_runs
+from paddle_rbt_plugin.handover.pir.pipeline import annotate_stages
+from paddle_rbt_plugin.handover.pir.recompute import is_allowed, mark
+from paddle_rbt_plugin.handover.pir.replay import annotate
+from paddle_rbt_plugin.handover.pir.seeds import register_streams, stream_names
+from paddle_rbt_plugin.handover.pir.shared_weights import copies_in, original_name
+from paddle_rbt_plugin.handover.shared.conversion import paddle_mesh
+from paddle_rbt_plugin.handover.shared.gloo import enable_static_training_on_cpu
+from paddle_rbt_plugin.handover.shared.random_streams import common_seed
+from paddle_rbt_plugin.handover.shared.strategy import as_the_program_runs
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.tuner import TunerWarning, check_batch, job_cluster, tune_graph
 

@@ -16,7 +16,7 @@ from paddle.static import InputSpec
 from partial_values import BATCH, LENGTH, SHAPES, Network, batches, token_loss
 
 import paddle_rbt_plugin as rbt
-from paddle_rbt_plugin.handover import patches
+from paddle_rbt_plugin.handover.pir import patches
 
 
 def losses(verify: bool) -> Any:

@@ -17,9 +17,9 @@ import pipeline_play
 from pipeline_numbers import compared
 
 from paddle_rbt_plugin.completion.oracle import producer_of
-from paddle_rbt_plugin.handover import guard
-from paddle_rbt_plugin.handover.pipeline import _Annotation
-from paddle_rbt_plugin.handover.replay import LEAVES
+from paddle_rbt_plugin.handover.engine import guard
+from paddle_rbt_plugin.handover.pir.pipeline import _Annotation
+from paddle_rbt_plugin.handover.pir.replay import LEAVES
 
 
 def sent_directly(annotation: Any, value: Any, reader: Any, chunk: int) -> Any:

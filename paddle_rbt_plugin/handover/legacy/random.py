@@ -23,7 +23,7 @@ from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.random_ops import DEVICE_OPS, SEED_OPERANDS, draws
-from paddle_rbt_plugin.handover.random_streams import PREFIX, coordinates, device_generator, hashed, seeded
+from paddle_rbt_plugin.handover.shared.random_streams import PREFIX, coordinates, device_generator, hashed, seeded
 
 _OPERATORS = ("dist_dropout", "dist_flash_attn", "dist_fused_dropout_add")
 """Modules of Paddle that ask for a stream."""
