@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,12 +87,3 @@ def test_a_gradient_that_is_not_accumulated_is_an_error() -> None:
         gradient_merge._check_accumulated(SimpleNamespace(ops=[gradient, update]))
     summed = operation("pd_op.scale_", 2, None)
     gradient_merge._check_accumulated(SimpleNamespace(ops=[gradient, summed, operation("pd_op.sgd_", 2, summed)]))
-
-
-def test_the_pass_of_paddle_still_divides_what_the_update_reads() -> None:
-    pytest.importorskip("paddle.distributed.passes.auto_parallel_gradient_merge")
-    from paddle.distributed.passes import auto_parallel_gradient_merge as merge
-
-    source = inspect.getsource(merge._pir_append_scale_op)
-    assert "_append_scale_op_after_comm(block, optimizer_ops" in source  # of Adam, AdamW and SGD
-    assert "_append_scale_op_before_comm" in source  # of the others

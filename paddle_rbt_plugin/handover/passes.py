@@ -24,6 +24,7 @@ from paddle_rbt_plugin.graph import Graph, is_legacy, read_program
 from paddle_rbt_plugin.graph.legacy import read_legacy_program
 from paddle_rbt_plugin.handover.legacy.annotate import annotate as annotate_legacy
 from paddle_rbt_plugin.handover.legacy.judge import tune_legacy
+from paddle_rbt_plugin.handover.pir.patches import install_for_pass_alone
 from paddle_rbt_plugin.handover.pir.pipeline import annotate_stages
 from paddle_rbt_plugin.handover.pir.recompute import is_allowed, mark
 from paddle_rbt_plugin.handover.pir.replay import annotate
@@ -79,6 +80,8 @@ class RuleBasedTunerPass(PassBase):
                 )
             if is_allowed(plan, extra["constraints"]):
                 mark(main_program, graph, plan)
+            if alone:
+                install_for_pass_alone()
             apply_plan(main_program, plan, {name: t.placement for name, t in plan.leaves(graph).items()})
             shared = copies_in(main_program) if alone else []
             if shared:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import paddle
@@ -49,17 +49,27 @@ from paddle_rbt_plugin.handover.dygraph.local_tensors import (
 )
 from paddle_rbt_plugin.handover.shared.conversion import Placements
 from paddle_rbt_plugin.handover.shared.custom_ops import arguments, attribute_names, input_names, local_form, operand_of
+from paddle_rbt_plugin.patching import SHARDED_MODELS, Attribute, Setting, paddle_change
 
 _meshes: list[Any] = []
 
 
 def install(mesh: Any) -> None:
     """Makes the ops of this process take their sharded forms on a mesh of Paddle, from now on."""
-    if not _meshes:
-        for module, name, form in _FORMS:
-            setattr(module, name, _either(getattr(module, name), form))
+    ops_take_sharded_forms.install()
     if mesh not in _meshes:
         _meshes.append(mesh)
+
+
+@paddle_change(">=2.6,<3.4", permanent=SHARDED_MODELS)
+def ops_take_sharded_forms() -> Iterator[Setting]:
+    """Lets ops take the forms of ``_FORMS`` where their operands lie on a mesh of a plan.
+
+    Reason: dygraph gathers what the plan divides, sums gradients several times, and computes norms of sharded dimensions
+    wrongly; the module describes each.
+    """
+    for module, name, form in _FORMS:
+        yield Attribute(module, name, _either(getattr(module, name), form))
 
 
 def _either(original: Callable[..., Any], form: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import paddle
@@ -27,6 +27,7 @@ from paddle.optimizer import Optimizer
 from paddle_rbt_plugin.errors import TunerError, TunerWarning
 from paddle_rbt_plugin.handover.dygraph.local_tensors import mesh_of, moved, placements_of, reduced
 from paddle_rbt_plugin.handover.shared.zero import ELEMENTWISE, shard_dimension
+from paddle_rbt_plugin.patching import SHARDED_MODELS, Attribute, Setting, paddle_change
 
 _STAGE = "_rbt_zero_stage"
 _meshes: list[Any] = []
@@ -35,12 +36,20 @@ _meshes: list[Any] = []
 def install(mesh: Any, parameters: Iterable[Any], stage: int) -> None:
     """Lets every optimizer of this process keep the states of parameters on ``mesh`` as they lie, and, until it was given to
     ``shard_optimizer``, warn that it does not divide those of ``parameters``, for which a plan has that ZeRO stage."""
-    if not _meshes:
-        Optimizer._apply_optimize = _adopting(Optimizer._apply_optimize)
+    optimizers_adopted.install()
     if mesh not in _meshes:
         _meshes.append(mesh)
     for parameter in parameters:
         setattr(parameter, _STAGE, stage)
+
+
+@paddle_change(">=2.6,<3.4", permanent=SHARDED_MODELS)
+def optimizers_adopted() -> Iterator[Setting]:
+    """Lets an optimizer of sharded parameters keep its states as they lie, from its first update on.
+
+    Reason: Paddle makes the states of dygraph whole on every rank, or leaves them to be reduced and gathered.
+    """
+    yield Attribute(Optimizer, "_apply_optimize", _adopting(Optimizer._apply_optimize))
 
 
 def shard_optimizer(optimizer: Any, stage: int) -> Any:

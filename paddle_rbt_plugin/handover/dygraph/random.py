@@ -25,6 +25,7 @@ from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.graph.random_ops import RANDOM_OPS
 from paddle_rbt_plugin.handover.shared.conversion import paddle_mesh
 from paddle_rbt_plugin.handover.shared.random_streams import PREFIX, common_seed, coordinates, device_generator, hashed, seeded
+from paddle_rbt_plugin.patching import SHARDED_MODELS, Attribute, Setting, paddle_change
 
 _SHARED = f"{PREFIX}/dygraph"
 _meshes: list[tuple[Any, ProcessMesh]] = []
@@ -38,12 +39,31 @@ _shards: dict[tuple[Any, ...], str] = {}
 def install(model: Any, mesh: ProcessMesh) -> None:
     """Lets a sharded model, and random ops on tensors that are distributed on ``mesh``, draw from streams that are alike on all
     ranks from now on."""
-    if not _meshes:
-        for name in _spellings():
-            setattr(paddle._C_ops, name, _on_shards(name, getattr(paddle._C_ops, name)))
+    random_ops_draw_by_shard.install()
     if all(known != mesh for _, known in _meshes):
         _meshes.append((paddle_mesh(mesh), mesh))
     restart(model, common_seed())
+
+
+@paddle_change(">=2.6,<3.4", permanent=SHARDED_MODELS)
+def random_ops_draw_by_shard() -> Iterator[Setting]:
+    """Lets random ops on tensors of a plan's mesh draw by the shard that they make.
+
+    Reason: they draw from the generator of the device on each rank, so with one seed all shards get the same numbers.
+    """
+    for name in _spellings():
+        yield Attribute(paddle._C_ops, name, _on_shards(name, getattr(paddle._C_ops, name)))
+
+
+@paddle_change(">=2.6,<3.4", permanent="weights that LazyGuard has put off are drawn when the script initializes them")
+def lazy_weights_seeded(seed: int) -> Iterator[Setting]:
+    """Lets weights that were built under ``LazyGuard`` be drawn from ``seed``.
+
+    Reason: Paddle draws them from a constant, whatever ``paddle.seed`` says.
+    """
+    yield Attribute(lazy_weights, "_basic_seed", seed)
+    yield Attribute(lazy_weights, "_rng_name_to_seed", {})
+    yield Attribute(lazy_weights, "_rng_name_to_states", {})
 
 
 def restart(model: Any, seed: int) -> None:
@@ -64,9 +84,7 @@ def _seed_lazy_weights(seed: int) -> None:
     """Lets weights that were built under ``LazyGuard`` follow the seed, too, where the script does not seed them itself. Paddle
     draws them by placement when they are initialized, from a constant."""
     if not lazy_weights.is_enable_auto_rand_ctrl():
-        lazy_weights._basic_seed = seed
-        lazy_weights._rng_name_to_seed.clear()
-        lazy_weights._rng_name_to_states.clear()
+        lazy_weights_seeded.install(seed)
 
 
 def _spellings() -> Iterator[str]:

@@ -2,14 +2,14 @@
 
 Paddle takes a loss of outputs and labels: without one it registers an empty list as the loss, which ends in an error, and it
 takes one part of a sample for the input and one for the label, which such a forward reads, too. Here everything that a sample
-holds goes to ``forward``, as far as it takes that, and its first output is the loss. Versions: 2.6 to 3.3.
+holds goes to ``forward``, as far as it takes that, and its first output is the loss.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import paddle
@@ -17,10 +17,15 @@ from paddle.distributed.auto_parallel.static.engine import Engine
 
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.handover.shared.strategy import is_enabled
+from paddle_rbt_plugin.patching import ENGINES_OF_SCRIPTS, Attribute, Setting, paddle_change
 
 
-def install() -> None:
-    """Wraps the engine, and ``DistModel``, which decides by the loss whether it trains."""
+@paddle_change(">=2.6,<3.4", permanent=ENGINES_OF_SCRIPTS)
+def engine_finds_forward_loss() -> Iterator[Setting]:
+    """Lets an engine without a loss take the first output of ``forward`` for it.
+
+    Reason: without a loss Paddle registers an empty list, which ends in an error.
+    """
     build, spec = Engine._build, Engine._prepare_data_spec
 
     @functools.wraps(build)
@@ -40,15 +45,18 @@ def install() -> None:
                 split = len(sample)
         return spec(engine, data, split, *args, **kwargs)
 
-    Engine._build, Engine._prepare_data_spec = build_with_loss, whole_sample_as_input
-    _let_dist_model_train()
+    yield Attribute(Engine, "_build", build_with_loss)
+    yield Attribute(Engine, "_prepare_data_spec", whole_sample_as_input)
 
 
-def _let_dist_model_train() -> None:
+@paddle_change(">=3.0,<3.4", permanent=ENGINES_OF_SCRIPTS)
+def dist_model_finds_forward_loss() -> Iterator[Setting]:
+    """Lets ``dist.to_static`` without a loss train what ``forward`` returns first.
+
+    Reason: ``DistModel`` decides by the loss whether it trains.
+    """
     from paddle.distributed.auto_parallel import api
 
-    if not hasattr(api, "DistModel"):
-        return
     original = api.DistModel.__init__
 
     @functools.wraps(original)
@@ -57,7 +65,7 @@ def _let_dist_model_train() -> None:
             loss = forward_loss
         original(model, layer, loader, loss, optimizer, strategy, **rest)
 
-    api.DistModel.__init__ = init
+    yield Attribute(api.DistModel, "__init__", init)
 
 
 def _is_without_loss(engine: Any) -> bool:

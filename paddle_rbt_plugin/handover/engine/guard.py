@@ -18,14 +18,13 @@ from dataclasses import replace
 from typing import Any
 
 import paddle
-from paddle.distributed.auto_parallel.static import engine as static_engine
-from paddle.distributed.auto_parallel.static.pir_pass import RemovePasses
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.errors import HandoverError
 from paddle_rbt_plugin.graph import read_program
 from paddle_rbt_plugin.handover.passes import forms_of_job, placements_for
 from paddle_rbt_plugin.handover.pir.engine_programs import REPLICATED
+from paddle_rbt_plugin.handover.pir.patches import programs_of_ranks_seen
 from paddle_rbt_plugin.handover.pir.recompute import is_marked
 from paddle_rbt_plugin.handover.pir.structure import (
     Collectives,
@@ -54,17 +53,11 @@ def compared(engine: Any, mode: str, plan: Plan, serial: Any, zero_stage: int) -
         yield
         return
 
-    class Compared(RemovePasses):
-        @staticmethod
-        def apply_all(program: Any, startup: Any, gradients: Any = ()) -> None:
-            RemovePasses.apply_all(program, startup, gradients)
-            _check(engine, mode, plan, serial, zero_stage, program, gradients)
+    def check(program: Any, gradients: Any) -> None:
+        _check(engine, mode, plan, serial, zero_stage, program, gradients)
 
-    static_engine.RemovePasses = Compared
-    try:
+    with programs_of_ranks_seen.apply(check):
         yield
-    finally:
-        static_engine.RemovePasses = RemovePasses
 
 
 def _check(engine: Any, mode: str, plan: Plan, serial: Any, zero_stage: int, program: Any, gradients: Any) -> None:

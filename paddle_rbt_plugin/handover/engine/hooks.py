@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import paddle
@@ -19,11 +20,13 @@ from paddle.distributed.passes.pass_base import PassContext, new_pass
 from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.graph import read_program
+from paddle_rbt_plugin.handover import checkpoint
 from paddle_rbt_plugin.handover.engine import forward_loss, life
 from paddle_rbt_plugin.handover.legacy import engine as legacy
 from paddle_rbt_plugin.handover.passes import PLAN, apply_plan, placements_for
 from paddle_rbt_plugin.handover.pir import (
     clipping,
+    engine_programs,
     gradient_merge,
     inplace,
     parameter_attributes,
@@ -39,30 +42,45 @@ from paddle_rbt_plugin.handover.pir.seeds import draws_from_device, stream_names
 from paddle_rbt_plugin.handover.shared import engine_random
 from paddle_rbt_plugin.handover.shared.engine_state import engine_plan, own_strategy, pass_attributes, set_engine_plan
 from paddle_rbt_plugin.handover.shared.strategy import constraints_of, is_enabled, set_pipeline
+from paddle_rbt_plugin.patching import ENGINES_OF_SCRIPTS, Attribute, Item, Setting, paddle_change
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.tuner import TunerWarning
 
 
 def install() -> None:
-    """Declares the fields of ``strategy.tuning`` and wraps the engine. Doing it again changes nothing."""
-    if getattr(Engine._plan, PASS_NAME, False):
-        return
-    for name in ("pass_name", *Settings.names()):
-        constants.set_field_default_config(constants.TUNING, name, None)
+    """Makes the changes that stay: the fields of ``strategy.tuning`` and the hooks into engines. Doing it again changes
+    nothing."""
+    tuning_has_fields.install()
     legacy.install()
-    forward_loss.install()
-    if not hasattr(Engine, "_parallel_pir"):  # Paddle 2.6 trains legacy programs only
-        return
+    forward_loss.engine_finds_forward_loss.install()
+    forward_loss.dist_model_finds_forward_loss.install()
+    patches.distributed_strategies_have_tuning.install()
+    if not engine_tunes_pir.is_made:
+        engine_programs.engine_keeps_programs.install(_tune, checkpoint.resume)
+    life.engine_lives_in_pir.install()
+    parameter_attributes.groups_remembered.install()
+    engine_tunes_pir.install()
+
+
+@paddle_change(">=2.6,<3.4", permanent="a script makes its strategies before anything of this package runs")
+def tuning_has_fields() -> Iterator[Setting]:
+    """Declares the fields of ``strategy.tuning``.
+
+    Reason: a strategy takes over from a dict only the fields that Paddle knows.
+    """
+    fields = constants.get_category_default_config(constants.TUNING)
+    for name in ("pass_name", *Settings.names()):
+        yield Item(fields, name, None)
+
+
+@paddle_change(">=3.0,<3.4", permanent=ENGINES_OF_SCRIPTS)
+def engine_tunes_pir() -> Iterator[Setting]:
+    """Tunes the serial program of an engine before Paddle parallelizes it.
+
+    Reason: Paddle has no place for a tuner there; its own comes after the backward pass.
+    """
     from paddle_rbt_plugin.handover.engine import guard  # it reads what Paddle 2.6 lacks
 
-    patches.give_distributed_strategy_tuning()
-    life.install(_tune)
-    patches.let_shards_become_partial()
-    patches.let_averages_be_sums()
-    parameter_attributes.install()
-    clipping.install()
-    patches.let_recomputed_ops_draw_the_same()
-    patches.let_recomputed_regions_read_what_is_kept()
     original = Engine._parallel_pir
 
     @functools.wraps(original)
@@ -83,7 +101,8 @@ def install() -> None:
                 shared_weights.updated(engine, engine._fwd_main_progs[mode]),
                 zero.divided(engine._optimizer, stage),
                 guard.compared(engine, mode, plan, serial, stage),
-                gradient_merge.averaged_first(),
+                gradient_merge.averaged_first.apply(),
+                clipping.clipping_on_shards.apply(),
                 parameter_attributes.given(engine._optimizer if mode == "train" else None, engine._model),
             ):
                 return original(engine, mode)
@@ -96,8 +115,7 @@ def install() -> None:
             )
         return original(engine, mode)
 
-    setattr(parallel_pir, PASS_NAME, True)
-    Engine._parallel_pir = parallel_pir
+    yield Attribute(Engine, "_parallel_pir", parallel_pir)
 
 
 def _tune(engine: Any, mode: str) -> Plan:
@@ -121,7 +139,7 @@ def _tune(engine: Any, mode: str) -> Plan:
     check_order(plan)
     set_pipeline(strategy, plan)
     engine.rule_based_mesh = _mesh_of_this_rank(plan)
-    patches.tell_engine_its_data_rank(engine, engine.rule_based_mesh)
+    _tell_data_rank(engine, engine.rule_based_mesh)
     return plan
 
 
@@ -138,3 +156,12 @@ def _stop_gradients_at_data(program: Any) -> None:
 def _mesh_of_this_rank(plan: Plan) -> ProcessMesh:
     rank = paddle.distributed.get_rank()
     return next((stage.process_mesh for stage in plan.stages if rank in stage.devices), plan.stages[0].process_mesh)
+
+
+def _tell_data_rank(engine: Any, mesh: ProcessMesh) -> None:
+    """Sets what the planner of the legacy IR sets and PIR does not: how the data is split over ranks, and which part this
+    rank reads."""
+    rank = paddle.distributed.get_rank()
+    inputs = len(engine._inputs_spec) + len(engine._labels_spec)
+    engine._dp_world_sizes = [mesh.degree("dp")] * inputs
+    engine._dp_ranks = [mesh.coordinate(rank, "dp")] * inputs

@@ -10,7 +10,6 @@ often as wanted, with the results of a serial run on every rank.
 
 Paddle's methods read the contexts of legacy programs, which PIR leaves empty; past these, a second ``fit``, ``evaluate`` after
 ``fit``, ``predict`` and ``save`` fail, ``steps`` runs one more, and what is reported is what the rank itself saw last.
-Versions: 3.0 to 3.3.
 """
 
 from __future__ import annotations
@@ -32,12 +31,16 @@ from paddle_rbt_plugin.handover.pir import engine_programs
 from paddle_rbt_plugin.handover.pir.engine_data import Batch, Reader, engine_specs, inputs_of_prediction, spec_of
 from paddle_rbt_plugin.handover.pir.engine_outputs import Layout, dygraph, whole
 from paddle_rbt_plugin.handover.pir.engine_programs import Prepared, current, fetches, inner, ready
+from paddle_rbt_plugin.patching import ENGINES_OF_SCRIPTS, Attribute, Setting, paddle_change
 
 
-def install(tune: Callable[[Any, str], Any]) -> None:
-    """Replaces the methods of the engine; ``tune`` plans its program. Engines of legacy programs keep Paddle's."""
+@paddle_change(">=3.0,<3.4", permanent=ENGINES_OF_SCRIPTS)
+def engine_lives_in_pir() -> Iterator[Setting]:
+    """Replaces the methods of engines of PIR programs; those of legacy programs keep Paddle's.
 
-    engine_programs.install(tune, checkpoint.resume)
+    Reason: Paddle's methods read the contexts of legacy programs, which PIR leaves empty; past these, a second ``fit``,
+    ``evaluate`` after ``fit``, ``predict`` and ``save`` fail.
+    """
     replacements: dict[str, Callable[..., Any]] = {
         "fit": fit,
         "evaluate": evaluate,
@@ -51,8 +54,9 @@ def install(tune: Callable[[Any, str], Any]) -> None:
         "_prepare_reader": _no_reader,
     }
     for name, replacement in replacements.items():
-        setattr(Engine, name, _in_pir(getattr(Engine, name), replacement))
-    Engine.optimizer = property(_in_pir(Engine.optimizer.fget, lambda engine: inner(engine._optimizer)))
+        yield Attribute(Engine, name, _in_pir(getattr(Engine, name), replacement))
+    optimizer = property(_in_pir(Engine.optimizer.fget, lambda engine: inner(engine._optimizer)))
+    yield Attribute(Engine, "optimizer", optimizer)
 
 
 def _in_pir(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,24 +2,29 @@
 
 Paddle clips by global norm on shards, but it lacks clipping by value in PIR programs, and its ``clip_by_norm`` has no sharding
 rule, so that every divided gradient is gathered. Both are written here in ops that run on shards: the norm of a gradient is
-the root of the sum of its shards' squares, one number to reduce. Versions: 3.0 to 3.3.
+the root of the sum of its shards' squares, one number to reduce.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import paddle
 from paddle import nn
 
+from paddle_rbt_plugin.patching import Attribute, Setting, paddle_change
 
-def install() -> None:
-    """Lets PIR programs clip so. Doing it again changes nothing."""
-    nn.ClipGradByValue._pir_clip = _by_value
-    if not hasattr(nn.ClipGradByNorm._pir_clip, "__wrapped__"):
-        nn.ClipGradByNorm._pir_clip = _by_norm(nn.ClipGradByNorm._pir_clip)
+
+@paddle_change(">=3.0,<3.4")
+def clipping_on_shards() -> Iterator[Setting]:
+    """Lets PIR programs clip gradients as they lie, while Paddle makes them.
+
+    Reason: ``ClipGradByValue`` raises NotImplementedError in PIR programs, and ``ClipGradByNorm`` gathers every gradient.
+    """
+    yield Attribute(nn.ClipGradByValue, "_pir_clip", _by_value)
+    yield Attribute(nn.ClipGradByNorm, "_pir_clip", _by_norm(nn.ClipGradByNorm._pir_clip))
 
 
 def _by_value(clip: Any, params_grads: list[Any]) -> list[Any]:

@@ -24,6 +24,7 @@ from paddle_rbt_plugin.handover.pir.engine_outputs import Layout
 from paddle_rbt_plugin.handover.pir.first_plan import plan_before_training
 from paddle_rbt_plugin.handover.shared.engine_state import engine_plan
 from paddle_rbt_plugin.handover.shared.strategy import is_enabled
+from paddle_rbt_plugin.patching import ENGINES_OF_SCRIPTS, Attribute, Setting, paddle_change
 
 _PROGRAMS, _CURRENT = "rule_based_programs", "rule_based_current"
 REPLICATED = "rule_based_replicated"
@@ -59,16 +60,25 @@ def shapes_of(inputs_spec: list[Any], labels_spec: list[Any]) -> tuple[Any, ...]
     return tuple((tuple(spec.shape), str(spec.dtype)) for spec in (*inputs_spec, *labels_spec))
 
 
-def install(tune: Callable[[Any, str], Any], resume: Callable[[Any, str], None]) -> None:
+@paddle_change(">=3.0,<3.4", permanent=ENGINES_OF_SCRIPTS)
+def engine_keeps_programs(tune: Callable[[Any, str], Any], resume: Callable[[Any, str], None]) -> Iterator[Setting]:
     """Wraps the engine where it prepares a program, where it changes between modes, and where it marks outputs.
 
-    ``tune`` plans the program of an engine in a mode; ``resume`` is called when it is prepared."""
+    ``tune`` plans the program of an engine in a mode; ``resume`` is called when it is prepared.
+
+    Reason: Paddle prepares one program per mode whatever is fed to it later, lets evaluation run the jobs of training, and
+    initializes parameters for training only.
+    """
     prepare, to_mode = Engine._prepare_program, Engine.to_mode
 
     @functools.wraps(prepare)
     def prepare_program(engine: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
         if not engine._in_pir_mode:
             return prepare(engine, mode, *args, **kwargs)
+        with outputs_marked.apply():
+            return prepare_in_pir(engine, mode, *args, **kwargs)
+
+    def prepare_in_pir(engine: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
         if mode != "train" and is_enabled(engine._strategy.tuning) and engine_plan(engine) is None:
             plan_before_training(engine, mode, tune)
         result = _prepare(functools.partial(prepare, engine, mode, *args, **kwargs), engine, mode)
@@ -81,10 +91,19 @@ def install(tune: Callable[[Any, str], Any], resume: Callable[[Any, str], None])
         if current := vars(engine).get(_CURRENT, {}).get(mode):
             activate(engine, current)
 
-    Engine._prepare_program, Engine.to_mode = prepare_program, change_mode
-    ProxyLayer.append_loss_to_shadow_output = _mark_loss
-    ProxyLayer.call_metrics = _metrics_of_legacy_programs(ProxyLayer.call_metrics)
-    ProxyLayer._predict = _predict
+    yield Attribute(Engine, "_prepare_program", prepare_program)
+    yield Attribute(Engine, "to_mode", change_mode)
+
+
+@paddle_change(">=3.0,<3.4")
+def outputs_marked() -> Iterator[Setting]:
+    """Lets the programs of engines return what metrics and prediction read.
+
+    Reason: Paddle keeps the loss alone, so that ``predict`` returns empty lists and metrics read nothing.
+    """
+    yield Attribute(ProxyLayer, "append_loss_to_shadow_output", _mark_loss)
+    yield Attribute(ProxyLayer, "call_metrics", _metrics_of_legacy_programs(ProxyLayer.call_metrics))
+    yield Attribute(ProxyLayer, "_predict", _predict)
 
 
 def ready(engine: Any, mode: str, inputs_spec: list[Any], labels_spec: list[Any], replicated: bool = False) -> Prepared:

@@ -11,31 +11,30 @@ to hang. Here each accumulated sum is divided once, in place, right before its f
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import paddle
 from paddle.distributed.fleet.meta_optimizers.common import OpRole
 
 from paddle_rbt_plugin.errors import HandoverError
+from paddle_rbt_plugin.patching import Attribute, Setting, paddle_change
 
 _BACKWARD, _OPTIMIZE = int(OpRole.Backward), int(OpRole.Optimize)
 _RESET = "pd_op.set_value_with_tensor_"
 """What sets a sum back to zero after the update."""
 
 
-@contextmanager
-def averaged_first() -> Iterator[None]:
+@paddle_change(">=3.0,<3.4")
+def averaged_first() -> Iterator[Setting]:
     """Lets Paddle's gradient merge pass average before the optimizer, while it makes a program. A strategy with
-    ``gradient_merge.avg = False`` asks for sums, and gets them. Versions: 3.0 to 3.3."""
+    ``gradient_merge.avg = False`` asks for sums, and gets them.
+
+    Reason: the pass divides what the update reads, after clipping and weight decay, and for most optimizers divides each
+    gradient behind each op of the optimizer, to no effect.
+    """
     from paddle.distributed.passes import auto_parallel_gradient_merge as merge
 
-    original = merge._pir_append_scale_op
-    merge._pir_append_scale_op = average
-    try:
-        yield
-    finally:
-        merge._pir_append_scale_op = original
+    yield Attribute(merge, "_pir_append_scale_op", average)
 
 
 def average(program: Any, params_sums: Sequence[tuple[Any, Any]], steps: int) -> None:

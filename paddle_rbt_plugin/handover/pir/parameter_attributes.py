@@ -3,7 +3,6 @@
 An optimizer reads a parameter's own learning rate, regularizer and exemption from clipping as attributes of the parameter. The
 values of a PIR program that ``to_static`` traces lack them, and Paddle then takes the defaults without a word: another update
 than that of the serial model. Groups of parameters with settings of their own are forgotten by the engine; they are refused.
-Versions: 3.0 to 3.3.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import paddle
 from paddle.distributed.auto_parallel.static import utils
 
 from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.patching import Attribute, Setting, paddle_change
 
 ATTRIBUTES = ("optimize_attr", "regularizer", "need_clip")
 """Those that an update reads. Whether a parameter is trained at all is traced: it is the value's ``stop_gradient``."""
@@ -28,8 +28,12 @@ _GROUPS = "has_parameter_groups"
 """The attribute that an optimizer with groups is marked with."""
 
 
-def install() -> None:
-    """Lets optimizers remember their groups when an engine takes them."""
+@paddle_change(">=3.0,<3.4", permanent="engines forget the groups when they are made, before a tuner is asked for")
+def groups_remembered() -> Iterator[Setting]:
+    """Lets optimizers remember that they have groups of parameters when an engine takes them.
+
+    Reason: the engine empties the list of an optimizer's parameters, so that groups are ignored without a word.
+    """
     original = utils.validate_opt
 
     @functools.wraps(original)
@@ -39,7 +43,7 @@ def install() -> None:
             setattr(optimizer, _GROUPS, True)
         return original(optimizer)
 
-    utils.validate_opt = validate
+    yield Attribute(utils, "validate_opt", validate)
 
 
 @contextmanager

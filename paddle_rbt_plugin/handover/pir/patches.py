@@ -1,45 +1,41 @@
-"""Every change this package makes to Paddle at run time, each with its reason and the versions it is needed for.
-
-``tests/test_patches.py`` shows for each that Paddle still needs it.
-"""
+"""Changes to how Paddle traces, completes and partitions PIR programs, and makes the jobs of a rank."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+from paddle_rbt_plugin.completion.oracle import GRADIENTS_MAY_BE_PARTIAL, placed, placement_of
 from paddle_rbt_plugin.graph.pir import is_present, plain_attrs
 from paddle_rbt_plugin.graph.random_ops import SEED_OP, draws, draws_again_the_same
+from paddle_rbt_plugin.handover.pir import chunks, updates
 from paddle_rbt_plugin.handover.shared.gloo import reshard_through_whole
+from paddle_rbt_plugin.patching import Attribute, Listed, Setting, paddle_change
+
+_PASS_ALONE = "whoever applies the pass rule_based_tuner alone goes on with Paddle's passes after it has returned"
 
 
-@contextlib.contextmanager
-def native_tracing() -> Iterator[None]:
+@paddle_change(">=3.0,<3.4")
+def native_tracing() -> Iterator[Setting]:
     """Lets the Python of a Layer run as it is while ``to_static`` traces it.
 
     Reason: dy2static transcribes every function it meets, which takes up to minutes for models from packages and can end in
     RecursionError. Only a model whose Python branches on the value of a tensor needs the transcription.
-    Versions: 3.0 to 3.3.
     """
     from paddle.jit import dy2static
 
-    original = dy2static.Call
-    dy2static.Call = lambda function: function
-    try:
-        yield
-    finally:
-        dy2static.Call = original
+    yield Attribute(dy2static, "Call", lambda function: function)
 
 
-def let_averages_be_sums() -> None:
+@paddle_change(">=3.0,<3.4", permanent=_PASS_ALONE)
+def averages_as_sums() -> Iterator[Setting]:
     """Lets partial averages be made whole where no communication can average: between CPUs, and on a single rank.
 
     Reason: gloo has no such reduction; and Paddle removes reductions of a single rank, for which it makes no communicator, but
-    for averages, which then end the first step. Versions: 3.0 to 3.3.
+    for averages, which then end the first step.
     """
     import paddle
     from paddle.distributed import ReduceType
@@ -57,14 +53,15 @@ def let_averages_be_sums() -> None:
         total = original(function, summands, target, value, target_type)
         return total if len(mesh.process_ids) == 1 else paddle.scale(total, 1.0 / len(mesh.process_ids))
 
-    PToRReshardFunction.reshard = reshard
+    yield Attribute(PToRReshardFunction, "reshard", reshard)
 
 
-def let_shards_become_partial() -> None:
+@paddle_change(">=3.0,<3.4", permanent=_PASS_ALONE)
+def shards_become_partial() -> Iterator[Setting]:
     """Adds the one change of placement that static PIR lacks, from sharded to partial: gathered first, as dygraph does it.
 
     Reason: where a partial result goes on sharded, as that of experts divided over the data-parallel ranks does, autodiff makes
-    its gradient partial: ``There is no reshard function that matches src_dist_attr``. Versions: 3.0 to 3.3.
+    its gradient partial: ``There is no reshard function that matches src_dist_attr``.
     """
     from paddle.distributed.auto_parallel.static.reshard_funcs import base_reshard_func as base
 
@@ -76,15 +73,16 @@ def let_shards_become_partial() -> None:
             shards_to_partial = not base.is_partial(source) and base.is_shard(source) and base.is_partial(target)
             return shards_to_partial and not base.is_shard(target) and mesh == target.process_mesh and mesh.ndim == 1
 
-    base.register_reshard_func(ShardToPartial())
+    yield Listed(base._g_reshard_func_list, ShardToPartial())
 
 
-def let_recomputed_ops_draw_the_same() -> None:
+@paddle_change(">=3.0,<3.4", permanent=_PASS_ALONE)
+def recomputed_ops_draw_the_same() -> Iterator[Setting]:
     """Lets Paddle's recompute pass leave out what would draw other random numbers when it runs again: the seeds that ops read,
     and random ops that read none. Their results are kept instead.
 
     Reason: the pass means to leave out the seeds of dropout, but looks for an op called ``seed`` where PIR says ``pd_op.seed``;
-    other random ops it runs again. Versions: 3.0 to 3.3.
+    other random ops it runs again.
     """
     from paddle.distributed.passes.auto_parallel_recompute_pir import AutoParallelRecomputePIRPass
 
@@ -92,49 +90,57 @@ def let_recomputed_ops_draw_the_same() -> None:
         type_ = op.name().removeprefix("pd_op.")
         return type_ == SEED_OP or (draws(type_, plain_attrs(op)) and not draws_again_the_same(type_))
 
-    AutoParallelRecomputePIRPass.is_seed_used_by_dropout = stays
+    yield Attribute(AutoParallelRecomputePIRPass, "is_seed_used_by_dropout", stays)
 
 
-def let_recomputed_regions_read_what_is_kept() -> None:
+@paddle_change(">=3.0,<3.4", permanent=_PASS_ALONE)
+def recomputed_regions_read_what_is_kept() -> Iterator[Setting]:
     """Lets Paddle's recompute pass copy the last region first.
 
     Reason: it copies the regions in program order, and what a copy reads of an earlier region is that region's copy, which
     backward runs later: where a region reads more of another one than its last result, the program uses values before they are
-    made, and the process is aborted. Versions: 3.0 to 3.3.
+    made, and the process is aborted.
     """
     from paddle.distributed.passes.auto_parallel_recompute_pir import AutoParallelRecomputePIRPass as Pass
 
     original = Pass.get_segments
-    if hasattr(original, "__wrapped__"):
-        return
 
     @functools.wraps(original)
     def get_segments(self: Any) -> dict[Any, Any]:
         return dict(sorted(original(self).items(), key=lambda item: item[1][0], reverse=True))
 
-    Pass.get_segments = get_segments
+    yield Attribute(Pass, "get_segments", get_segments)
+
+
+_PARTITION = (averages_as_sums, shards_become_partial, recomputed_ops_draw_the_same, recomputed_regions_read_what_is_kept)
+
+
+def install_for_pass_alone() -> None:
+    """Changes Paddle for programs that a caller of the pass ``rule_based_tuner`` completes and partitions itself."""
+    for change in _PARTITION:
+        change.install()
 
 
 @contextlib.contextmanager
 def exact_partition() -> Iterator[None]:
     """The context in which Paddle adds the backward pass to an annotated program and partitions it."""
-    with gradients_whole(), partition_prepared(), gradients_accumulated_as_read():
+    with contextlib.ExitStack() as stack:
+        for change in (*_PARTITION, gradients_whole, partition_prepared, gradients_accumulated_as_read):
+            stack.enter_context(change.apply())
         yield
 
 
-@contextlib.contextmanager
-def gradients_whole() -> Iterator[None]:
+@paddle_change(">=3.0,<3.4")
+def gradients_whole() -> Iterator[Setting]:
     """Lets Paddle build gradient ops on gradients that are whole sums and lie as what they are gradients of where that is free,
     while it makes a program.
 
     Reason: the rules of some gradient ops are wrong for partial gradients: that of ``expand`` takes summands for the sum, that
     of ``divide`` reads other values of the quotient on each rank, ``concat`` divides the batch among them, and
     ``matmul`` refuses the whole gradient of a divided product. Completion counts what is done here, see
-    ``GRADIENTS_MAY_BE_PARTIAL`` and ``Placement.of_gradient``. Versions: 3.0 to 3.3.
+    ``GRADIENTS_MAY_BE_PARTIAL`` and ``Placement.of_gradient``.
     """
     from paddle.base import core
-
-    from paddle_rbt_plugin.completion.oracle import GRADIENTS_MAY_BE_PARTIAL
 
     original = core.call_vjp
 
@@ -144,52 +150,47 @@ def gradients_whole() -> Iterator[None]:
             gradients = [[_of_gradient(g, value) for g, value in of] for of in pairs]
         return original(op, inputs, outputs, gradients, *rest)
 
-    with _replaced(core, "call_vjp", call_vjp):
-        yield
+    yield Attribute(core, "call_vjp", call_vjp)
 
 
 def _of_gradient(gradient: Any, value: Any) -> Any:
-    from paddle_rbt_plugin.completion.oracle import placed, placement_of
-
     if not is_present(gradient) or not gradient.is_dist() or not value.is_dist():
         return gradient
     return placed(gradient, placement_of(gradient).of_gradient(placement_of(value)))
 
 
-@contextlib.contextmanager
-def partition_prepared() -> Iterator[None]:
+@paddle_change(">=3.0,<3.4")
+def partition_prepared() -> Iterator[Setting]:
     """Puts right what the partition pass takes as it is: the tensors of lists, updates without a rule, and states that no
     update reads.
 
     Reason: the pass reshards a result that an op makes otherwise than its type says, but passes by lists, whose tensors are the
     results of ``builtin.split``: a shard, as the gradients that ``concat`` has may be, is then read as if it were the whole
     tensor. For updates see ``updates``. The states of parameters that nothing reads stay without a placement, on which the
-    engine fails (``_local_shape is only for distdense tensor``). Versions: 3.0 to 3.3.
+    engine fails (``_local_shape is only for distdense tensor``).
     """
     from paddle.distributed.auto_parallel.static import engine, pir_pass
-
-    from paddle_rbt_plugin.handover.pir.updates import shard_updates
 
     original = pir_pass.apply_partition_pass
 
     def apply(program: Any, block: Any = None) -> None:
         if block is None:
             _reshard_lists(program)
-            shard_updates(program)
+            updates.shard_updates(program)
             _drop_unread_states(program)
         original(program, block)
 
-    with _replaced(pir_pass, "apply_partition_pass", apply), _replaced(engine, "apply_partition_pass", apply):
-        yield
+    yield Attribute(pir_pass, "apply_partition_pass", apply)
+    yield Attribute(engine, "apply_partition_pass", apply)
 
 
-@contextlib.contextmanager
-def gradients_accumulated_as_read() -> Iterator[None]:
+@paddle_change(">=3.0,<3.4")
+def gradients_accumulated_as_read() -> Iterator[Setting]:
     """Names the gradients of parameters as the update reads them.
 
     Reason: where an op makes the gradient of a parameter otherwise than the parameter lies, as the lookup of a divided table
     that was gathered does, the partition pass brings it there, but the list of gradients goes on with what the op makes.
-    Accumulation adds that up, and the update reads the gradient of the last micro batch alone. Versions: 3.0 to 3.3.
+    Accumulation adds that up, and the update reads the gradient of the last micro batch alone.
     """
     from paddle.distributed.auto_parallel.static.pir_pass import ReshardPasses
     from paddle.distributed.fleet.meta_optimizers.common import OpRole
@@ -208,8 +209,7 @@ def gradients_accumulated_as_read() -> Iterator[None]:
             params_grads[i] = (parameter, as_read(parameter, gradient))
         original(program, params_grads)
 
-    with _replaced(ReshardPasses, "apply_reshard_pass", staticmethod(apply)):
-        yield
+    yield Attribute(ReshardPasses, "apply_reshard_pass", staticmethod(apply))
 
 
 def _drop_unread_states(program: Any) -> None:
@@ -239,20 +239,18 @@ def _reshard_lists(program: Any) -> None:
             arrived.get_defining_op().operand(0).set_source(value)
 
 
-@contextlib.contextmanager
-def chunks_as_marked() -> Iterator[None]:
+@paddle_change(">=3.1,<3.4")
+def chunks_as_marked() -> Iterator[Setting]:
     """Lets Paddle's interleaved schedule run the chunks that ops are marked with (see ``chunks``), while it makes a program.
 
     Reason: the engine gives chunks to ops by the names of Layers and refuses ops between two such Layers, where a plan's chunks
     are any runs of ops. A receive takes the chunk of whichever reader is found first, which may not run first; a gradient that
     is summed over chunks is refused; a sum of gradients takes the chunk of the stage that made the value; and on communicators
-    that both phases share the messages of one take the place of the other's. Versions: 3.1 to 3.3.
+    that both phases share the messages of one take the place of the other's.
     """
     from paddle.distributed.auto_parallel.static import engine
     from paddle.distributed.auto_parallel.static.pir_pass import ReshardPasses
     from paddle.distributed.auto_parallel.static.reshard_funcs.same_status_reshard_func import SameStatusReshardFunction
-
-    from paddle_rbt_plugin.handover.pir import chunks
 
     resolve = ReshardPasses.apply_reshard_pass
 
@@ -260,21 +258,18 @@ def chunks_as_marked() -> Iterator[None]:
         chunks.settle(program)
         resolve(program, *gradients)
 
-    with (
-        _replaced(engine, "complete_chunk_id", lambda *_: None),
-        _replaced(ReshardPasses, "apply_reshard_pass", staticmethod(settle_and_resolve)),
-        _replaced(SameStatusReshardFunction, "reshard", chunks.exchange),
-        _replaced(engine, "check_chunk_id", chunks.complete),
-    ):
-        yield
+    yield Attribute(engine, "complete_chunk_id", lambda *_: None)
+    yield Attribute(ReshardPasses, "apply_reshard_pass", staticmethod(settle_and_resolve))
+    yield Attribute(SameStatusReshardFunction, "reshard", chunks.exchange)
+    yield Attribute(engine, "check_chunk_id", chunks.complete)
 
 
-@contextlib.contextmanager
-def receives_awaited() -> Iterator[None]:
+@paddle_change(">=3.0,<3.4")
+def receives_awaited() -> Iterator[Setting]:
     """Lets an op of a pipeline's jobs wait for every received value that it is the first to read.
 
     Reason: Paddle keeps one event per op, that of the value received first, so such an op may read another one, which a cut
-    between a sum and its operands sends as well, before it has come. Versions: 3.0 to 3.3.
+    between a sum and its operands sends as well, before it has come.
     """
     from paddle.distributed.passes.pipeline_scheduler_pass import pipeline_1f1b
 
@@ -287,24 +282,14 @@ def receives_awaited() -> Iterator[None]:
         original(self, recorder, waiter, event)
         waiter.set_str_array_attr("events_to_wait", [*awaited, event])
 
-    with _replaced(owner, "_add_dependency", add):
-        yield
+    yield Attribute(owner, "_add_dependency", add)
 
 
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
-    original = vars(owner)[name]
-    setattr(owner, name, replacement)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
-def give_distributed_strategy_tuning() -> None:
+@paddle_change(">=3.0,<3.4", permanent="a script makes its strategies before anything of this package runs")
+def distributed_strategies_have_tuning() -> Iterator[Setting]:
     """Adds ``tuning`` to ``dist.Strategy`` and carries it to the engine of ``dist.to_static``.
 
-    Reason: only ``auto.Strategy`` has the field, and ``DistModel`` copies a fixed list of fields. Versions: 3.0 to 3.3.
+    Reason: only ``auto.Strategy`` has the field, and ``DistModel`` copies a fixed list of fields.
     """
     from paddle.distributed.auto_parallel import api
     from paddle.distributed.auto_parallel.strategy import TuningConfig
@@ -324,16 +309,34 @@ def give_distributed_strategy_tuning() -> None:
             inner.tuning = copy.deepcopy(strategy.tuning)
         return inner
 
-    api.Strategy.__init__ = init
-    api.DistModel._DistModel__convert_strategy = convert
+    yield Attribute(api.Strategy, "__init__", init)
+    yield Attribute(api.DistModel, "_DistModel__convert_strategy", convert)
 
 
-def tell_engine_its_data_rank(engine: Any, mesh: ProcessMesh) -> None:
-    """Sets what the planner of the legacy IR sets and PIR does not: how the data is split over ranks, and which part this
-    rank reads. Versions: 3.0 to 3.3."""
-    import paddle
+@paddle_change(">=3.0,<3.4")
+def programs_of_ranks_seen(see: Callable[[Any, Any], None]) -> Iterator[Setting]:
+    """Gives ``see`` the program that an engine makes for this rank, with its gradients, once nothing else is in it.
 
-    rank = paddle.distributed.get_rank()
-    inputs = len(engine._inputs_spec) + len(engine._labels_spec)
-    engine._dp_world_sizes = [mesh.degree("dp")] * inputs
-    engine._dp_ranks = [mesh.coordinate(rank, "dp")] * inputs
+    Reason: the engine changes that program further, fuses and schedules it, before it lets anybody have it.
+    """
+    from paddle.distributed.auto_parallel.static import engine
+    from paddle.distributed.auto_parallel.static.pir_pass import RemovePasses
+
+    class Seen(RemovePasses):
+        @staticmethod
+        def apply_all(program: Any, startup: Any, gradients: Any = ()) -> None:
+            RemovePasses.apply_all(program, startup, gradients)
+            see(program, gradients)
+
+    yield Attribute(engine, "RemovePasses", Seen)
+
+
+@paddle_change(">=3.0,<3.4")
+def environment_read_anew() -> Iterator[Setting]:
+    """Lets Paddle read from the environment once more which rank this process has.
+
+    Reason: it reads it once and keeps it, while programs of several ranks are made in one process here.
+    """
+    from paddle.distributed import parallel
+
+    yield Attribute(parallel, "_global_parallel_env", None)

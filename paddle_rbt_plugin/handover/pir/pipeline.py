@@ -71,7 +71,7 @@ def check_order(plan: Plan) -> None:
 @contextmanager
 def schedulable(plan: Plan) -> Iterator[None]:
     """The context in which Paddle makes the program of a rank, and its jobs, of one that is annotated as ``plan`` says."""
-    with receives_awaited(), names_restored(), chunks_as_marked() if plan.vpp > 1 else nullcontext():
+    with receives_awaited.apply(), names_restored.apply(), chunks_as_marked.apply() if plan.vpp > 1 else nullcontext():
         yield
 
 

@@ -21,6 +21,7 @@ from paddle_rbt_plugin.completion.oracle import placement_of, tensor_attr
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.handover.pir import parameter_attributes
 from paddle_rbt_plugin.handover.pir.zero import state_placement
+from paddle_rbt_plugin.patching import Attribute, Setting, paddle_change
 
 _COPY = re.compile(r"@stage\d+")
 _FUNCTIONS = ("_apply_decay_param_fun", "_lr_ratio", "_exclude_from_weight_decay_fn")
@@ -45,9 +46,13 @@ def copies_in(program: Any) -> list[str]:
     return [name for name in names if _COPY.search(name)]
 
 
-@contextmanager
-def names_restored() -> Iterator[None]:
-    """Lets copies have the parameter's own name, and their states its states' names, in the programs of ranks."""
+@paddle_change(">=3.0,<3.4")
+def names_restored() -> Iterator[Setting]:
+    """Lets copies have the parameter's own name, and their states its states' names, in the programs of ranks.
+
+    Reason: an optimizer knows states by the names of parameters, so copies need names of their own until Paddle has removed
+    from a rank's program what is not of that rank, which happens inside the engine.
+    """
     from paddle.distributed.auto_parallel.static.pir_pass import RemovePasses
 
     original = RemovePasses.apply_all
@@ -57,11 +62,7 @@ def names_restored() -> Iterator[None]:
         for program in (main, startup):
             _restore_names(program)
 
-    RemovePasses.apply_all = staticmethod(apply_all)
-    try:
-        yield
-    finally:
-        RemovePasses.apply_all = staticmethod(original)
+    yield Attribute(RemovePasses, "apply_all", staticmethod(apply_all))
 
 
 def _restore_names(program: Any) -> None:
@@ -91,12 +92,18 @@ def gradients_summed(optimizer: Any) -> Iterator[None]:
     if optimizer is None:
         yield
         return
-    original = type(optimizer)
-    optimizer.__class__ = type(original.__name__, (_Summing, original), {"copies": {}})
-    try:
+    with copies_summed.apply(optimizer):
         yield
-    finally:
-        optimizer.__class__ = original
+
+
+@paddle_change(">=3.0,<3.4")
+def copies_summed(optimizer: Any) -> Iterator[Setting]:
+    """Puts ``_Summing`` before the class of an optimizer.
+
+    Reason: the engine calls methods of the optimizer that it was given, between the gradients and the update.
+    """
+    original = type(optimizer)
+    yield Attribute(optimizer, "__class__", type(original.__name__, (_Summing, original), {"copies": {}}))
 
 
 class _Summing:

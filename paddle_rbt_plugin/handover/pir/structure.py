@@ -19,7 +19,6 @@ from typing import Any
 
 import paddle
 from paddle.base.framework import auto_complete_op_role
-from paddle.distributed import parallel
 from paddle.distributed.auto_parallel.static import pir_pass
 from paddle.distributed.auto_parallel.static.engine import set_all_ops_op_role
 from paddle.distributed.auto_parallel.static.mix_to_dist_pass import apply_mix2dist_pass
@@ -42,7 +41,7 @@ from paddle_rbt_plugin.cost.transfers import copies, transfers
 from paddle_rbt_plugin.graph import DTYPE_BYTES, Graph
 from paddle_rbt_plugin.graph.constants import constant_ops
 from paddle_rbt_plugin.graph.pir import dtype_name
-from paddle_rbt_plugin.handover.pir.patches import exact_partition
+from paddle_rbt_plugin.handover.pir.patches import environment_read_anew, exact_partition
 from paddle_rbt_plugin.handover.pir.pipeline import annotate_stages, schedulable
 from paddle_rbt_plugin.handover.pir.recompute import mark
 from paddle_rbt_plugin.handover.pir.replay import annotate
@@ -378,11 +377,10 @@ def as_rank(rank: int) -> Iterator[None]:
     """Lets Paddle take this process for that rank, whose program it then makes."""
     before = os.environ.get("PADDLE_TRAINER_ID")
     os.environ["PADDLE_TRAINER_ID"] = str(rank)
-    environment, parallel._global_parallel_env = parallel._global_parallel_env, None
     try:
-        yield
+        with environment_read_anew.apply():
+            yield
     finally:
-        parallel._global_parallel_env = environment
         if before is None:
             del os.environ["PADDLE_TRAINER_ID"]
         else:

@@ -98,7 +98,7 @@ def _trace(layer: nn.Layer, specs: list[Any]) -> tuple[Any, Any]:
     """The program of the forward pass, and its outputs."""
     function = layer.forward
     try:
-        with native_tracing():
+        with native_tracing.apply():
             traced = paddle.jit.to_static(function, full_graph=True, input_spec=[specs]).concrete_program
             return traced.main_program, traced.outputs
     except (Exception, SystemExit) as native_error:  # the model's own Python may raise anything

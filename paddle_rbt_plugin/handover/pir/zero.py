@@ -24,6 +24,7 @@ from paddle_rbt_plugin.completion import Placement
 from paddle_rbt_plugin.completion.oracle import placement_of, set_placement, tensor_attr
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.handover.shared.zero import ELEMENTWISE, STAGES, shard_dimension
+from paddle_rbt_plugin.patching import Attribute, Setting, paddle_change
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.tuner import Constraint
 
@@ -88,12 +89,19 @@ def divided(optimizer: Any, stage: int) -> Iterator[None]:
     if not stage:
         yield
         return
-    original = type(optimizer)
-    optimizer.__class__ = type(original.__name__, (_Divided, original), {"zero_stage": stage})
-    try:
+    with states_divided.apply(optimizer, stage):
         yield
-    finally:
-        optimizer.__class__ = original
+
+
+@paddle_change(">=3.0,<3.4")
+def states_divided(optimizer: Any, stage: int) -> Iterator[Setting]:
+    """Puts ``_Divided`` before the class of an optimizer.
+
+    Reason: ``dist.shard_optimizer`` takes the first mesh axis whatever its name, and the first dimension whatever its size; in
+    static programs it does the same at stages 1 and 2.
+    """
+    original = type(optimizer)
+    yield Attribute(optimizer, "__class__", type(original.__name__, (_Divided, original), {"zero_stage": stage}))
 
 
 class _Divided:

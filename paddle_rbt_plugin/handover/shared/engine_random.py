@@ -7,7 +7,7 @@ hold for programs of either IR; what only legacy ones need is in ``legacy.random
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from paddle.distributed.auto_parallel.static.engine import Engine
@@ -15,13 +15,18 @@ from paddle.distributed.auto_parallel.static.engine import Engine
 from paddle_rbt_plugin.handover.shared.copies import SharedOnTheWay
 from paddle_rbt_plugin.handover.shared.random_streams import Source, Streams, common_seed
 from paddle_rbt_plugin.handover.shared.strategy import is_enabled
+from paddle_rbt_plugin.patching import ENGINES_OF_SCRIPTS, Attribute, Setting, paddle_change
 
 _STREAMS, _LATEST, _SOURCE = "rule_based_streams", "rule_based_latest", "rule_based_random"
 
 
-def install(initialize_legacy: Callable[[Callable[[], Any], Any, str], Any]) -> None:
+@paddle_change(">=2.6,<3.4", permanent=ENGINES_OF_SCRIPTS)
+def engine_starts_alike(initialize_legacy: Callable[[Callable[[], Any], Any, str], Any]) -> Iterator[Setting]:
     """Wraps the engine where it initializes a program and where it runs one. ``initialize_legacy`` initializes a legacy program
-    of an engine and mode, given what Paddle does for it."""
+    of an engine and mode, given what Paddle does for it.
+
+    Reason: Paddle leaves every rank the weights and random numbers of its own seed.
+    """
     initialize = Engine._initialize
 
     @functools.wraps(initialize)
@@ -36,7 +41,7 @@ def install(initialize_legacy: Callable[[Callable[[], Any], Any, str], Any]) -> 
             executor.run = _on_streams(engine, executor.run)
         return result
 
-    Engine._initialize = with_common_weights
+    yield Attribute(Engine, "_initialize", with_common_weights)
 
 
 def set_streams(engine: Any, mode: str, names: Sequence[str], device: str | None) -> None:

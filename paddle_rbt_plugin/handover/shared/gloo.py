@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.handover.shared import gloo_paddle_2
+from paddle_rbt_plugin.patching import Attribute, Flag, Setting, on_cpu, paddle_change
 
 
 def enable_static_training_on_cpu(meshes: Sequence[Any]) -> None:
     """Lets a static PIR program communicate between CPU processes through gloo. Does nothing on a GPU build.
 
-    ``meshes`` are Paddle process meshes; the communication groups of each are made here, in the same order on every rank.
-    Reason: ``ProcessGroup.instantiate`` asserts a CUDA device; group ids are counted per rank while gloo's store keys hold
-    nothing but the id, so ranks that create their groups in different orders wait for each other forever;
-    ``ProgramHelper.init_pir`` runs a barrier that only NCCL has, and so are reduce-scatter and all-to-all, which become an
-    all-reduce or all-gather and a slice; and the executor starts several threads, which run ops that do not depend on each
-    other in any order, so that ranks may meet in different collectives. Versions: 3.0 to 3.3.
+    ``meshes`` are Paddle process meshes; the communication groups of each are made here, in the same order on every rank, since
+    group ids are counted per rank while gloo's store keys hold nothing but the id, so that ranks which create their groups in
+    different orders wait for each other forever.
 
     Raises TunerError for a mesh with two active axes: there every ring of the CPU executor behaves as the first one used,
     and the results are wrong without an error (native Paddle included).
@@ -39,19 +37,32 @@ def enable_static_training_on_cpu(meshes: Sequence[Any]) -> None:
     if paddle.__version__.startswith("2."):
         gloo_paddle_2.enable_on_cpu_of_paddle_2()
         return
-    from paddle.distributed.auto_parallel.static.reshard_funcs import p_to_s_reshard_func, s_to_s_reshard_func
-
-    p_to_s_reshard_func.PToSReshardFunction.reshard = reshard_through_whole
-    s_to_s_reshard_func.SToSReshardFunction.reshard = reshard_through_whole
-    process_group.ProcessGroup.instantiate = _instantiate_gloo
-    paddle.set_flags({"FLAGS_enable_pir_in_executor_trace_run": True})
-    paddle._legacy_C_ops.barrier = lambda *_: paddle.distributed.barrier()
+    programs_communicate_through_gloo.install()
     for mesh in meshes:
         ranks = np.array(mesh.process_ids).reshape(mesh.shape)
         rows = (np.moveaxis(ranks, axis, -1).reshape(-1, ranks.shape[axis]) for axis in range(ranks.ndim))
         for group in itertools.chain.from_iterable(rows):
             process_group.new_process_group(sorted(int(rank) for rank in group))
         process_group.new_process_group(sorted(int(rank) for rank in ranks.flatten()))
+
+
+@paddle_change(">=3.0,<3.4", lacking=on_cpu, permanent="the executor runs such programs until the job ends")
+def programs_communicate_through_gloo() -> Iterator[Setting]:
+    """Lets static programs communicate between CPU processes.
+
+    Reason: ``ProcessGroup.instantiate`` asserts a CUDA device; ``ProgramHelper.init_pir`` runs a barrier that only NCCL has;
+    so are reduce-scatter and all-to-all, which become an all-reduce or all-gather and a slice; and the executor starts several
+    threads, which run ops that do not depend on each other in any order, so that ranks may meet in different collectives.
+    """
+    import paddle
+    from paddle.distributed.auto_parallel.static import process_group
+    from paddle.distributed.auto_parallel.static.reshard_funcs import p_to_s_reshard_func, s_to_s_reshard_func
+
+    yield Attribute(p_to_s_reshard_func.PToSReshardFunction, "reshard", reshard_through_whole)
+    yield Attribute(s_to_s_reshard_func.SToSReshardFunction, "reshard", reshard_through_whole)
+    yield Attribute(process_group.ProcessGroup, "instantiate", _instantiate_gloo)
+    yield Flag("FLAGS_enable_pir_in_executor_trace_run", True)
+    yield Attribute(paddle._legacy_C_ops, "barrier", lambda *_: paddle.distributed.barrier())
 
 
 def _instantiate_gloo(group: Any) -> None:

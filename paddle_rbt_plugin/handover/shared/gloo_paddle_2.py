@@ -12,26 +12,36 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import paddle
 
 from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.patching import Attribute, Setting, on_cpu, paddle_change
 
 
 def enable_on_cpu_of_paddle_2() -> None:
     """Connects all processes for the collectives of static programs, once.
 
-    Reason: ``ProcessGroup.instantiate`` asserts a CUDA device, and ``init_parallel_env`` connects dygraph only: ``You must
+    ``ProcessGroup.instantiate`` asserts a CUDA device, and ``init_parallel_env`` connects dygraph only: ``You must
     initialize the gloo environment first``. Paddle's ``gloo_init_parallel_env`` does the rest, but needs an address that all
-    know, and starts its server in a process of its own, which runs the training script again where processes are spawned.
-    Versions: 2.6."""
-    from paddle.distributed.auto_parallel.static import process_group
-
-    process_group.ProcessGroup.instantiate = _instantiate
-    paddle._legacy_C_ops.barrier = lambda *_: paddle.distributed.barrier()
+    know, and starts its server in a process of its own, which runs the training script again where processes are spawned."""
+    paddle_2_communicates_through_gloo.install()
     if not _contexts:
         _contexts.append(_connect(paddle.distributed.get_rank(), paddle.distributed.get_world_size()))
+
+
+@paddle_change(">=2.6,<3.0", lacking=on_cpu, permanent="the executor runs such programs until the job ends")
+def paddle_2_communicates_through_gloo() -> Iterator[Setting]:
+    """Lets legacy programs of Paddle 2.6 communicate between CPU processes.
+
+    Reason: ``ProcessGroup.instantiate`` asserts a CUDA device, and only NCCL has the barrier of programs.
+    """
+    from paddle.distributed.auto_parallel.static import process_group
+
+    yield Attribute(process_group.ProcessGroup, "instantiate", _instantiate)
+    yield Attribute(paddle._legacy_C_ops, "barrier", lambda *_: paddle.distributed.barrier())
 
 
 def _instantiate(group: Any) -> None:

@@ -23,15 +23,13 @@ from paddle.base import core
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.placement import Placement
+from paddle_rbt_plugin.patching import Flag, Setting, paddle_change
 
 PREFIX = "rule_based_tuner"
 """How the names of generators begin."""
 _DEVICE = "device"
 _registered: set[str] = set()
 """Names that Paddle's table of generators holds, which cannot be asked for them."""
-_IN_ORDER = "FLAGS_enable_pir_in_executor_trace_run"
-"""Lets the executor run ops one after the other. On CPUs it starts several threads, which draw in any order: of the ops that
-read the generator of the device Paddle orders some only."""
 
 
 def hashed(*parts: Any) -> int:
@@ -125,15 +123,15 @@ class Streams:
         if self.device is None:
             yield
             return
-        with _in_order(), seeded(device_generator(), hashed(seed, _DEVICE, self.device, step)):
+        with ops_run_in_order.apply(), seeded(device_generator(), hashed(seed, _DEVICE, self.device, step)):
             yield
 
 
-@contextmanager
-def _in_order() -> Iterator[None]:
-    before = paddle.get_flags(_IN_ORDER)
-    paddle.set_flags({_IN_ORDER: True})
-    try:
-        yield
-    finally:
-        paddle.set_flags(before)
+@paddle_change(">=2.6,<3.4")
+def ops_run_in_order() -> Iterator[Setting]:
+    """Lets the executor run ops one after the other.
+
+    Reason: on CPUs it starts several threads, which draw in any order: of the ops that read the generator of the device Paddle
+    orders some only.
+    """
+    yield Flag("FLAGS_enable_pir_in_executor_trace_run", True)
