@@ -248,6 +248,7 @@ def partition_prepared() -> None:
 
 def gradients_accumulated_as_read() -> None:
     from paddle_rbt_plugin.handover.pir import structure
+    from paddle_rbt_plugin.handover.pir.replay import annotate
     from paddle_rbt_plugin.handover.pir.trace import trace_layer
 
     class Lookup(nn.Layer):
@@ -265,7 +266,7 @@ def gradients_accumulated_as_read() -> None:
         placements = {name: t.placement for name, t in plan.leaves(trace.graph).items()}
         table = next(t.name for t in trace.graph.params if t.shape == (32, 16))
         placements[table] = type(placements[table])((0, -1))
-        structure.annotate(copy, plan.stages[0].process_mesh, placements, ())
+        annotate(copy, plan.stages[0].process_mesh, placements, ())
         partitioned = structure.partition(copy)
         structure.resolve(partitioned)
     assert any(gradient.dist_attr() != parameter.dist_attr() for parameter, gradient in partitioned.gradients)

@@ -36,6 +36,7 @@ from paddle.autograd import PyLayer
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.forms import Form, sharded_form
 from paddle_rbt_plugin.completion.placement import Placement
+from paddle_rbt_plugin.graph.names import CanonicalName
 from paddle_rbt_plugin.graph.pir import dtype_name
 from paddle_rbt_plugin.graph.rewrite import Step, steps_for
 from paddle_rbt_plugin.handover.dygraph import whole_operands
@@ -50,13 +51,18 @@ from paddle_rbt_plugin.handover.dygraph.local_tensors import (
 from paddle_rbt_plugin.handover.shared.conversion import Placements
 from paddle_rbt_plugin.handover.shared.custom_ops import arguments, attribute_names, input_names, local_form, operand_of
 from paddle_rbt_plugin.patching import SHARDED_MODELS, Attribute, Setting, paddle_change
+from paddle_rbt_plugin.plugins import load_plugins
 
 _meshes: list[Any] = []
+_names: list[Mapping[str, CanonicalName]] = []
+"""What plugins name custom ops after, once one has run since the last ``install``. Blocked plugins need not be told apart: a
+plan of a model with a custom op that no plugin names is not made."""
 
 
 def install(mesh: Any) -> None:
     """Makes the ops of this process take their sharded forms on a mesh of Paddle, from now on."""
     ops_take_sharded_forms.install()
+    _names.clear()
     if mesh not in _meshes:
         _meshes.append(mesh)
 
@@ -254,7 +260,9 @@ def _custom_op(original: Any, name: str, *args: Any) -> Any:
         return None
     attrs = dict(zip(attribute_names(name), args[len(names) :], strict=True))
     operands = {s: [operand_of(t, _placement(t)) for t in of] for s, of in zip(names, slots, strict=True)}
-    form = local_form(name, attrs, operands, _planned(mesh))
+    if not _names:
+        _names.append(load_plugins().op_names)
+    form = local_form(name, attrs, operands, _planned(mesh), _names[0])
     places = iter(zip(form.needs, form.gradients, strict=True))
 
     def local(tensor: Any) -> Any:

@@ -62,6 +62,7 @@ def compared(engine: Any, mode: str, plan: Plan, serial: Any, zero_stage: int) -
 
 def _check(engine: Any, mode: str, plan: Plan, serial: Any, zero_stage: int, program: Any, gradients: Any) -> None:
     train, strategy = mode == "train", engine._strategy
+    blocked = settings_of(strategy.tuning).blocked_plugins
     graph = read_program(serial, serial.get_output_value_by_name(engine._loss_names[0]) if train else None, needs_loss=train)
     if any(t.name not in plan.tensors for t in graph.params):  # a loaded plan, of a process that named them otherwise
         leaves = {name: t.placement for name, t in plan.leaves(graph).items()}
@@ -70,7 +71,7 @@ def _check(engine: Any, mode: str, plan: Plan, serial: Any, zero_stage: int, pro
     rank, meshes = paddle.distributed.get_rank(), meshes_of(plan)
     stage = next((i for i, mesh in enumerate(meshes) if rank in mesh.ranks), 0)
     recomputed = strategy.recompute.enable and not is_marked(serial)
-    planned = predictions(plan, graph, leaves, train, forms_of_job(plan), zero_stage, recomputed)[stage]
+    planned = predictions(plan, graph, leaves, train, forms_of_job(plan), zero_stage, recomputed, blocked)[stage]
     if not paddle.is_compiled_with_cuda():
         planned = replace(planned, collectives=_on_cpus(planned.collectives, meshes[stage]))
     parameters = parameters_of(program, {t.name for t in graph.params})

@@ -41,7 +41,7 @@ from paddle_rbt_plugin.handover.pir.pipeline import check_order, schedulable
 from paddle_rbt_plugin.handover.pir.seeds import draws_from_device, stream_names
 from paddle_rbt_plugin.handover.shared import engine_random
 from paddle_rbt_plugin.handover.shared.engine_state import engine_plan, own_strategy, pass_attributes, set_engine_plan
-from paddle_rbt_plugin.handover.shared.strategy import constraints_of, is_enabled, set_pipeline
+from paddle_rbt_plugin.handover.shared.strategy import constraints_of, is_enabled, set_pipeline, settings_of
 from paddle_rbt_plugin.patching import ENGINES_OF_SCRIPTS, Attribute, Item, Setting, paddle_change
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.tuner import TunerWarning
@@ -133,7 +133,8 @@ def _tune(engine: Any, mode: str) -> Plan:
         set_engine_plan(engine, plan)
     else:
         graph = read_program(program, needs_loss=False)
-        apply_plan(program, plan, placements_for(graph, plan, getattr(engine, REPLICATED, False)))
+        placements = placements_for(graph, plan, getattr(engine, REPLICATED, False))
+        apply_plan(program, plan, placements, settings_of(strategy.tuning).blocked_plugins)
     engine._fwd_main_progs[mode] = program
     engine_random.set_streams(engine, mode, stream_names(program), "" if draws_from_device(program) else None)
     check_order(plan)

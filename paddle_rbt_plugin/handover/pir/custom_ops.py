@@ -9,17 +9,25 @@ import paddle
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.oracle import placement_of
+from paddle_rbt_plugin.graph.names import CanonicalName
 from paddle_rbt_plugin.handover.shared.custom_ops import arguments, local_form, operand_of
 
 
 def build_custom_op(
-    name: str, attrs: Mapping[str, Any], inputs: Mapping[str, Sequence[Any]], mesh: ProcessMesh, target: Any
+    name: str,
+    attrs: Mapping[str, Any],
+    inputs: Mapping[str, Sequence[Any]],
+    mesh: ProcessMesh,
+    target: Any,
+    names: Mapping[str, CanonicalName],
 ) -> tuple[list[Any], list[Any]]:
-    """Builds a custom op in the current program on its distributed inputs by slot; ``target`` is the mesh as Paddle's own.
+    """Builds a custom op in the current program on its distributed inputs by slot; ``target`` is the mesh as Paddle's own,
+    and ``names`` are those that plugins give custom ops.
     Returns the ops built and the results. Raises UnsupportedProgram as ``local_form`` does."""
     pir = paddle.base.libpaddle.pir
     where = pir.get_current_insertion_point()
-    form = local_form(name, attrs, {s: [operand_of(v, placement_of(v)) for v in of] for s, of in inputs.items()}, mesh)
+    described = {slot: [operand_of(v, placement_of(v)) for v in of] for slot, of in inputs.items()}
+    form = local_form(name, attrs, described, mesh, names)
     pir.set_insertion_point(where)
     built: list[Any] = []
 

@@ -18,7 +18,7 @@ Where a plan interleaves several chunks per stage, every op is marked with its c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import groupby
 from typing import Any
@@ -28,21 +28,45 @@ import paddle
 from paddle_rbt_plugin.completion.forms import FORMS
 from paddle_rbt_plugin.completion.oracle import placement_of, producer_of, set_placement
 from paddle_rbt_plugin.completion.placement import Placement
-from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram
-from paddle_rbt_plugin.graph import Graph
+from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.graph import Graph, read_program
 from paddle_rbt_plugin.graph.constants import constant_ops
 from paddle_rbt_plugin.graph.pir import CONTAINER_OPS, SINK_OPS
 from paddle_rbt_plugin.handover.pir.chunks import mark
 from paddle_rbt_plugin.handover.pir.patches import chunks_as_marked, receives_awaited
-from paddle_rbt_plugin.handover.pir.replay import LEAVES, build_again, erase, operands_by_slot, rebuild, results_of
-from paddle_rbt_plugin.handover.pir.seeds import Seeds
+from paddle_rbt_plugin.handover.pir.replay import (
+    LEAVES,
+    Annotation,
+    annotate,
+    build_again,
+    erase,
+    operands_by_slot,
+    rebuild,
+    results_of,
+)
 from paddle_rbt_plugin.handover.pir.shared_weights import name_copy, names_restored
-from paddle_rbt_plugin.handover.shared.conversion import paddle_mesh, paddle_placements
+from paddle_rbt_plugin.handover.shared.conversion import paddle_placements
 from paddle_rbt_plugin.handover.shared.strategy import can_interleave
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.plan.plan import Plan
 
 pir = paddle.base.libpaddle.pir
+
+
+def annotate_plan(
+    program: Any,
+    plan: Plan,
+    placements: Mapping[str, Placement],
+    forms: Collection[str] = FORMS,
+    blocked: Sequence[str] = (),
+) -> None:
+    """Rebuilds a serial program in place as ``plan`` says, on one mesh or on stages; arguments and errors are those of
+    ``annotate`` and ``annotate_stages``."""
+    meshes = dict.fromkeys(stage.process_mesh for stage in plan.stages)
+    if len(meshes) == 1:
+        annotate(program, next(iter(meshes)), placements, forms, blocked)
+    else:
+        annotate_stages(program, read_program(program, needs_loss=False), plan, placements, forms)
 
 
 def annotate_stages(
@@ -55,7 +79,7 @@ def annotate_stages(
     TunerError for stages that differ in shape and for a schedule that this Paddle lacks, UnsupportedProgram as ``annotate``
     does."""
     _check_executable(plan)
-    _Annotation(program, graph, plan, placements, forms).run()
+    _StagedAnnotation(program, graph, plan, placements, forms).run()
 
 
 def check_order(plan: Plan) -> None:
@@ -90,13 +114,11 @@ def _check_executable(plan: Plan) -> None:
         )
 
 
-class _Annotation:
+class _StagedAnnotation(Annotation):
     def __init__(self, program: Any, graph: Graph, plan: Plan, placements: Mapping[str, Placement], forms: Collection[str]):
-        self.program = program
-        self.forms = forms
-        self.placements = placements
-        self.process_meshes = list(dict.fromkeys(entry.process_mesh for entry in plan.stages))
-        self.meshes = [paddle_mesh(mesh) for mesh in self.process_meshes]
+        meshes = tuple(dict.fromkeys(entry.process_mesh for entry in plan.stages))
+        super().__init__(program, meshes, placements, forms)
+        self.custom_ops = None  # where values are sent, some are not distributed
         layers = cluster_layers(graph)
         chunks = [chunk for chunk, (_, entries) in enumerate(groupby(plan.stages, lambda e: e.process_mesh)) for _ in entries]
         layer_of = layers.layer_of()
@@ -111,8 +133,7 @@ class _Annotation:
         self.constants = self._shared_constants({graph.ops[i].source for i in constant_ops(graph)})
         self.made_in: dict[int, int] = {}  # the chunk that makes a value or reads it first, by the value's id
         self.copies: dict[tuple[int, int], Any] = {}  # by the value's id and the stage
-        self.last_constant: Any = None
-        self.seeds = Seeds()
+        self.last_constant = next(op for name, op in self.ops if name in LEAVES)
 
     def _shared_constants(self, constant: Collection[int]) -> dict[int, Any]:
         """The ops by their ids that compute constants which several layers read, or others than the ops' own.
@@ -143,34 +164,17 @@ class _Annotation:
                 shared[op.id()] = op
         return shared
 
-    def run(self) -> None:
-        was_dynamic = paddle.in_dynamic_mode()
-        paddle.enable_static()
-        try:
-            with paddle.static.program_guard(self.program):
-                # Names first: a container may go with the op that it belongs to.
-                ops = [(op.name(), op) for op in self.program.global_block().ops]
-                self.last_constant = next(op for name, op in ops if name in LEAVES)
-                for position, (name, op) in enumerate(ops):
-                    if name in LEAVES:
-                        self._place(op, op.attrs()[LEAVES[name]])
-                    elif position in self.chunks and op.id() not in self.constants:
-                        self._rebuild(op, self.chunks[position])
-                self._finish()
-        finally:
-            if was_dynamic:
-                paddle.disable_static()
+    def _is_rebuilt(self, position: int) -> bool:
+        return position in self.chunks and self.ops[position][1].id() not in self.constants
 
-    def _place(self, op: Any, leaf: str) -> None:
-        if leaf not in self.placements:
-            raise UnsupportedProgram(f"the plan does not place {leaf!r}, which the program reads")
+    def _place(self, op: Any, leaf: str, stage: int = 0) -> None:
         chunk = self.leaf_chunks.get(leaf, 0)
-        set_placement(op.result(0), self.meshes[chunk % len(self.meshes)], self.placements[leaf])
+        super()._place(op, leaf, chunk % len(self.meshes))
         self.made_in[op.result(0).id] = chunk
         self._mark(op, 0)  # as Paddle has it: the first chunk of a stage is fed
 
-    def _rebuild(self, op: Any, chunk: int) -> None:
-        pir.set_insertion_point(op)
+    def _rebuild(self, position: int, op: Any) -> None:
+        chunk = self.chunks[position]
         self._bring_operands(op, op, chunk)
         stage = chunk % len(self.meshes)
         built, results = rebuild(op, self.process_meshes[stage], self.forms, self.seeds)
@@ -248,11 +252,6 @@ class _Annotation:
         if not alone:
             self.copies.update(made)
         return made[value.id, stage]
-
-    def _place_whole(self, op: Any, stage: int) -> None:
-        """Places what reads nothing, which Paddle would place where the first op runs that reads anything unplaced."""
-        if not op.operands_source():
-            set_placement(op.result(0), self.meshes[stage], Placement.replicated(len(op.result(0).shape)))
 
     def _leaf(self, op: Any, stage: int) -> Any:
         """The parameter or input on one more stage."""

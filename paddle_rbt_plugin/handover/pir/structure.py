@@ -42,9 +42,8 @@ from paddle_rbt_plugin.graph import DTYPE_BYTES, Graph
 from paddle_rbt_plugin.graph.constants import constant_ops
 from paddle_rbt_plugin.graph.pir import dtype_name
 from paddle_rbt_plugin.handover.pir.patches import environment_read_anew, exact_partition
-from paddle_rbt_plugin.handover.pir.pipeline import annotate_stages, schedulable
+from paddle_rbt_plugin.handover.pir.pipeline import annotate_plan, schedulable
 from paddle_rbt_plugin.handover.pir.recompute import mark
-from paddle_rbt_plugin.handover.pir.replay import annotate
 from paddle_rbt_plugin.handover.pir.shared_weights import gradients_summed
 from paddle_rbt_plugin.handover.pir.zero import divided
 from paddle_rbt_plugin.handover.shared.recompute import recomputes, strategy_of
@@ -307,25 +306,23 @@ def compare(expected: Structure, found: Structure) -> list[str]:
     return lines
 
 
-def verify(plan: Plan, graph: Graph, program: Any, train: bool = True) -> list[StageComparison]:
+def verify(plan: Plan, graph: Graph, program: Any, train: bool = True, blocked: Sequence[str] = ()) -> list[StageComparison]:
     """The prediction for a plan beside what its program holds, for the first rank of each pipeline stage; all ranks of a stage
-    do the same on their own slices. ``program`` is the serial program that ``graph`` was read from; it is left alone.
+    do the same on their own slices. ``program`` is the serial program that ``graph`` was read from; it is left alone. Plugins
+    that are ``blocked`` were so in planning.
 
     Raises PlanError for a plan of another program, TunerError for one whose pipeline PIR does not execute (see
     ``annotate_stages``)."""
     leaves = {name: t.placement for name, t in plan.leaves(graph).items()}
     forms = forms_on(Cluster.from_dict(plan.cluster))
     zero_stage = _zero_stage(plan) if train else 0
-    expected = predictions(plan, graph, leaves, train, forms, zero_stage)
+    expected = predictions(plan, graph, leaves, train, forms, zero_stage, blocked=blocked)
     found = []
     for stage, mesh in enumerate(meshes_of(plan)):
         with as_rank(mesh.ranks[0]), schedulable(plan):
             copy = program.clone()
             mark(copy, graph, plan)
-            if plan.degrees["pp"] == 1:
-                annotate(copy, mesh, leaves, forms)
-            else:
-                annotate_stages(copy, graph, plan, leaves, forms)
+            annotate_plan(copy, plan, leaves, forms, blocked)
             real = handed_over(partition(copy, train, recomputes(plan), zero_stage), mesh)
         found.append(StageComparison(stage, expected[stage], real, tuple(compare(expected[stage], real))))
     return found
@@ -348,11 +345,12 @@ def predictions(
     forms: Collection[str],
     zero_stage: int,
     recompute: bool = True,
+    blocked: Sequence[str] = (),
 ) -> list[Structure]:
     """What the cost model computes with, for a rank of each pipeline stage of a plan. ``graph`` is that of the serial program,
     ``leaves`` places its parameters and data; ``forms`` are the ops that may take another form. Without ``recompute`` nothing
-    is recomputed, whatever the plan says."""
-    plugins = load_plugins()
+    is recomputed, whatever the plan says; plugins that are ``blocked`` were so in planning."""
+    plugins = load_plugins(blocked)
     analysis = analyse(graph, plugins.patterns, train=train, op_names=plugins.op_names, forms=forms)
     meshes = meshes_of(plan)
     entries = plan.stage_of_layers(analysis.layers.count)

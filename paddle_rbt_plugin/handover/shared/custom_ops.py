@@ -19,10 +19,9 @@ from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.oracle import Operand, Oracle, Question
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.graph import Op
-from paddle_rbt_plugin.graph.names import read_as
+from paddle_rbt_plugin.graph.names import CanonicalName, read_as
 from paddle_rbt_plugin.graph.pir import dtype_name
 from paddle_rbt_plugin.handover.shared.conversion import Placements, paddle_placements
-from paddle_rbt_plugin.plugins import load_plugins
 
 PREFIX = "custom_op."
 """How the names of custom ops begin in PIR."""
@@ -38,11 +37,17 @@ class LocalForm:
     results: tuple[Placements, ...]
 
 
-def local_form(name: str, attrs: Mapping[str, Any], inputs: Mapping[str, Sequence[Operand]], mesh: ProcessMesh) -> LocalForm:
-    """The form of a custom op with these operands by slot.
+def local_form(
+    name: str,
+    attrs: Mapping[str, Any],
+    inputs: Mapping[str, Sequence[Operand]],
+    mesh: ProcessMesh,
+    names: Mapping[str, CanonicalName],
+) -> LocalForm:
+    """The form of a custom op with these operands by slot. ``names`` are those of ops of Paddle that plugins give custom ops.
 
     Raises UnsupportedProgram for an op that no plugin has named, and for one whose results are sums over ranks."""
-    canonical = load_plugins().op_names.get(name)
+    canonical = names.get(name)
     if canonical is None:
         raise UnsupportedProgram(
             f"no plugin says what the custom op {name!r} computes, so no sharding of it is known; register_op_names names it "
