@@ -13,7 +13,7 @@ from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.completion import Placement
 from paddle_rbt_plugin.completion.oracle import building_pir, call_op, producer_of
 from paddle_rbt_plugin.errors import UnsupportedProgram
-from paddle_rbt_plugin.graph.api import signature
+from paddle_rbt_plugin.graph.cpp_signatures import signature
 from paddle_rbt_plugin.handover.pir.replay import annotate
 from paddle_rbt_plugin.handover.pir.structure import verify
 from paddle_rbt_plugin.handover.pir.trace import Trace, trace_layer
