@@ -127,7 +127,7 @@ class PaddleChange:
         self.permanent = permanent
         """Why no scope would do; None where one does."""
         self._settings, self._lacking = settings, lacking
-        self._takes_arguments = bool(inspect.signature(settings).parameters)
+        self.takes_arguments = bool(inspect.signature(settings).parameters)
         self._made: list[Setting] = []
         self._undo: list[Callable[[], None]] = []
         self._left_out = False
@@ -180,7 +180,7 @@ class PaddleChange:
             self._undo[:] = [setting.set() for setting in made]
 
     def _is_to_be_made(self) -> bool:
-        return not self._left_out and (self._takes_arguments or not self._made) and self.is_needed()
+        return not self._left_out and (self.takes_arguments or not self._made) and self.is_needed()
 
     def _make(self, args: tuple[Any, ...]) -> None:
         for setting in self._settings(*args):

@@ -7,6 +7,7 @@ Each bears the name of its change, and runs while that is left out.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
@@ -109,8 +110,8 @@ def dist_model_finds_forward_loss() -> None:
     layer = nn.Linear(4, 1)
     loader = paddle.io.DataLoader(Samples(), batch_size=2)
     optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
-    model = dist.to_static(layer, loader, None, optimizer, dist.Strategy({"tuning": TUNING}))
-    assert model._mode != "train"
+    with pytest.raises(rbt.TunerError, match="mode 'predict'"):
+        dist.to_static(layer, loader, None, optimizer, dist.Strategy({"tuning": TUNING}))
 
 
 def engine_starts_alike() -> None:
@@ -125,7 +126,7 @@ def groups_remembered() -> None:
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)
     groups = [{"params": first.parameters()}, {"params": second.parameters(), "learning_rate": 0.1}]
     optimizer = auto.Engine(nn.Sequential(first, second), optimizer=paddle.optimizer.AdamW(parameters=groups))._optimizer
-    assert not optimizer._param_groups and not optimizer._parameter_list
+    assert not optimizer._param_groups and not optimizer._parameter_list and not hasattr(optimizer, "has_parameter_groups")
 
 
 def engine_starts_without_cuda() -> None:
@@ -139,29 +140,41 @@ def engine_starts_without_cuda() -> None:
 
 
 def native_tracing() -> None:
-    from paddle.jit import dy2static
+    paddle.disable_static()
+    layer = Calling()
+    spec = [InputSpec([2, 4], "float32", "x")]
+    assert paddle.jit.to_static(layer.forward, full_graph=True, input_spec=spec).concrete_program is not None
+    assert layer.files and __file__ not in layer.files  # what is transcribed lies in a file of its own
 
-    seen, original = [], dy2static.Call
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dy2static, "Call", lambda function: seen.append(function) or original(function))
-        layer = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-        traced = paddle.jit.to_static(layer.forward, full_graph=True, input_spec=[InputSpec([2, 4], "float32", "x")])
-        assert traced.concrete_program is not None
-    assert seen
+
+class Calling(nn.Layer):
+    """Calls a function of Python, which notes from which file it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files: list[str] = []
+
+    def forward(self, x: Any) -> Any:
+        return self.called(x)
+
+    def called(self, x: Any) -> Any:
+        self.files.append(sys._getframe().f_code.co_filename)
+        return x + 1
 
 
 def averages_as_sums() -> None:
-    from paddle.distributed.auto_parallel.static import pir_pass, process_group
+    from paddle.distributed.auto_parallel.static import pir_pass
+    from paddle.distributed.auto_parallel.static.reshard_funcs.p_to_r_reshard_func import PToRReshardFunction
 
-    group = process_group.new_process_group([0], force_new_group=True)
-    kinds = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
+    mesh, pir = dist.ProcessMesh([0], dim_names=["dp"]), paddle.base.libpaddle.pir
+    average = pir.create_tensor_dist_attribute(mesh, [-1], {0: dist.ReduceType.kRedAvg})
+    whole = pir.create_tensor_dist_attribute(mesh, [-1], {})
     with new_program() as program:
         x = paddle.static.data("x", [4], "float32")
-        for kind in kinds:
-            paddle._C_ops.all_reduce(x, group.id, kind)
+        x.set_type(pir.cvt_to_dist_type(x.type(), average))
+        PToRReshardFunction().reshard(average, whole, x, pir.cvt_to_dist_type(x.type(), whole))
         pir_pass.remove_unuseful_comm_op_pass(program)
-        left = [op.int_attr("reduce_type") for op in program.global_block().ops if op.name() == "pd_op.all_reduce"]
-    assert left == [dist.ReduceOp.AVG]
+        assert any(op.name() == "pd_op.all_reduce" for op in program.global_block().ops)
 
 
 def shards_become_partial() -> None:
@@ -445,6 +458,9 @@ def ops_take_sharded_forms() -> None:
 
 
 def random_ops_draw_by_shard() -> None:
+    from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+    from paddle_rbt_plugin.handover.dygraph import random
+
     mesh = dist.ProcessMesh([0], dim_names=["mp"])
     x = dist.shard_tensor(paddle.ones([64]), mesh, [dist.Shard(0)])
 
@@ -452,7 +468,10 @@ def random_ops_draw_by_shard() -> None:
         paddle.seed(5)
         return nn.functional.dropout(x, 0.5).numpy()
 
-    np.testing.assert_array_equal(drawn(), drawn())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(random, "_meshes", [(mesh, ProcessMesh(("mp",), (1,), (0,)))])
+        patch.setattr(random, "_seeds", [3])
+        assert (drawn() == drawn()).all()
 
 
 def lazy_weights_seeded() -> None:
@@ -464,12 +483,16 @@ def lazy_weights_seeded() -> None:
 
 
 def optimizers_adopted() -> None:
+    from paddle_rbt_plugin.handover.dygraph import optimizer as handed_over
+
     mesh = dist.ProcessMesh([0], dim_names=["mp"])
     layer = nn.Linear(4, 4)
     layer.weight = dist.shard_tensor(layer.weight, mesh, [dist.Shard(0)])
     optimizer = paddle.optimizer.Momentum(0.1, parameters=[layer.weight])
-    layer.weight.sum().backward()
-    optimizer.step()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handed_over, "_meshes", [mesh])
+        layer.weight.sum().backward()
+        optimizer.step()
     (velocity,) = (state for of in optimizer._accumulators.values() for state in of.values())
     assert not velocity.is_dist() or velocity.placements != layer.weight.placements
 
@@ -479,7 +502,12 @@ def transposes_move_data() -> None:
 
 
 IN_LEGACY = {
-    "engine_tunes_legacy_programs", "engine_starts_without_cuda", "cpu_needs_no_synchronization", "ops_in_legacy_programs",
-    "streams_named", "estimator_repaired", "estimates_remembered", "paddle_2_communicates_through_gloo",
+    "dist_model_finds_forward_loss", "engine_tunes_legacy_programs", "engine_starts_without_cuda",
+    "cpu_needs_no_synchronization", "ops_in_legacy_programs", "streams_named", "estimator_repaired", "estimates_remembered",
+    "paddle_2_communicates_through_gloo",
 }  # fmt: skip
 """Changes that are demonstrated in a process of the legacy IR, by name; all others are in one of PIR."""
+SEEN_ELSEWHERE = {"environment_read_anew", "ops_take_sharded_forms"}
+"""Changes whose demonstration reads what Paddle has at hand, but not what they change.
+
+What they cure is seen by ``tests/test_structure.py`` and ``tests/test_dygraph_ops.py``."""

@@ -53,7 +53,7 @@ def engine_finds_forward_loss() -> Iterator[Setting]:
 def dist_model_finds_forward_loss() -> Iterator[Setting]:
     """Lets ``dist.to_static`` without a loss train what ``forward`` returns first.
 
-    Reason: ``DistModel`` decides by the loss whether it trains.
+    Reason: for legacy programs ``DistModel`` decides by the loss whether it trains.
     """
     from paddle.distributed.auto_parallel import api
 

@@ -90,11 +90,14 @@ def engine_tunes_legacy_programs() -> Iterator[Setting]:
 
     @functools.wraps(prepare_original)
     def prepare(engine: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_enabled(engine._strategy.tuning) or getattr(engine, "_in_pir_mode", False):
+        if getattr(engine, "_in_pir_mode", False):
             return prepare_original(engine, *args, **kwargs)
-        patches.leave_out_sequence_parallel_pass(own_strategy(engine))
-        with legacy_static_ops():
-            return prepare_original(engine, *args, **kwargs)
+        with patches.cpu_needs_no_synchronization.apply():
+            if not is_enabled(engine._strategy.tuning):
+                return prepare_original(engine, *args, **kwargs)
+            patches.leave_out_sequence_parallel_pass(own_strategy(engine))
+            with legacy_static_ops():
+                return prepare_original(engine, *args, **kwargs)
 
     yield Attribute(Engine, "_plan", plan)
     yield Attribute(Engine, "_parallel", parallel)
@@ -106,8 +109,7 @@ def _initialize(initialize: Callable[[], Any], engine: Any, mode: str) -> Any:
         return initialize()
     if engine._dygraph_mode:
         share_all((p.name, p) for p in (*engine._model.parameters(), *engine._model.buffers()))
-        with patches.cpu_needs_no_synchronization.apply():
-            return initialize()
+        return initialize()
     with random.initial_draws(common_seed(), engine._cur_rank):
         result = initialize()
     random.share_in_scope(engine._dist_contexts[mode], engine._place)
