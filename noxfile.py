@@ -34,3 +34,13 @@ def pir(session: nox.Session, paddle: str) -> None:
     """All other tests."""
     install(session, paddle)
     session.run("pytest", "tests", "--ignore", "tests/legacy", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("paddle", sorted({*LEGACY, *PIR}))
+def changes(session: nox.Session, paddle: str) -> None:
+    """Only whether that Paddle still needs what the package changes in it."""
+    install(session, paddle)
+    session.run("pytest", "tests/legacy/test_legacy_paddle_changes.py", env={"FLAGS_enable_pir_api": "0"})
+    if paddle in PIR:
+        session.run("pytest", "tests/test_paddle_changes.py", "-m", "not slow")

@@ -76,6 +76,7 @@ setup(
         "PyYAML>=6.0",
         "jsonschema>=4.20",
         "safetensors>=0.4",
+        "packaging>=23",
     ],
     extras_require={"cpu": CPU, "gpu": GPU, "test": TEST, "dev": TEST + DEV, "docs": DOCS, "plot": PLOT, "formers": FORMERS},
     entry_points={

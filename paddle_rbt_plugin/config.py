@@ -35,7 +35,7 @@ class Settings:
     time_limit: float | None = None
     """Seconds after which the search stops with the best plan so far; the plan says that it did."""
     verify: bool = True
-    """Whether every process of a job compares its own program with the plan before the first step (``handover.guard``)."""
+    """Whether every process of a job compares its own program with the plan before the first step (``engine.guard``)."""
 
     def __post_init__(self) -> None:
         if self.level not in LEVELS:

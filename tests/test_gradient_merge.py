@@ -14,7 +14,7 @@ from paddle.distributed.fleet import auto
 from paddle.distributed.fleet.meta_optimizers.common import OpRole
 
 from paddle_rbt_plugin.errors import HandoverError, TunerError
-from paddle_rbt_plugin.handover import gradient_merge, parameter_attributes
+from paddle_rbt_plugin.handover.pir import gradient_merge, parameter_attributes
 
 SGD = {"optimizer": "SGD", "arguments": {"learning_rate": 0.5}, "micro_batches": 2}
 MOMENTUM = {"optimizer": "Momentum", "arguments": {"learning_rate": 0.2, "use_nesterov": True}, "micro_batches": 4}

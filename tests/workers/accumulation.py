@@ -20,7 +20,7 @@ import paddle.distributed as dist
 from paddle import nn
 from paddle.distributed.fleet import auto
 
-from paddle_rbt_plugin.handover import gradient_merge
+from paddle_rbt_plugin.handover.pir import gradient_merge
 
 BATCH, STEPS, WIDTH = 16, 3, 16
 
@@ -87,7 +87,7 @@ def compare(case: dict) -> dict:
         tuning = {"enable": True, "pass_name": "rule_based_tuner", "search_space": space}
         strategy = auto.Strategy({"tuning": tuning, "gradient_merge": merge})
         engine = auto.Engine(net, nn.CrossEntropyLoss(), optimizer, strategy=strategy)
-        own = mock.patch.object(gradient_merge, "averaged_first", contextlib.nullcontext)
+        own = mock.patch.object(gradient_merge.averaged_first, "apply", contextlib.nullcontext)
         with contextlib.nullcontext() if case.get("patched", True) else own:
             engine.fit(Samples(), batch_size=BATCH, verbose=0)
         scope = paddle.static.global_scope()
