@@ -87,7 +87,7 @@ def summary(made: Mapping[str, Any]) -> dict[str, Any]:
     """What must stay of a plan: its decisions and figures, a digest of all placements, the best ten, and what was ruled out."""
     kept = {key: value for key, value in made.items() if key not in TEXTS}
     placed = {name: [t["stage"], t["dims_mapping"], t["pattern"]] for name, t in made["tensors"].items()}
-    kept["tensors"] = hashlib.sha256(json.dumps(placed).encode()).hexdigest()[:16]
+    kept |= {"tensors": _digest(placed), "stages": _digest(made["stages"])}
     kept["best"] = [
         {key: value for key, value in candidate.items() if key != "reason"} for candidate in made["candidates"][:10]
     ]
@@ -95,6 +95,10 @@ def summary(made: Mapping[str, Any]) -> dict[str, Any]:
     kept["matches"] = {name: entry["matches"] for name, entry in made["patterns"].items()}
     kept["unmatched"] = len(made["unmatched"])
     return kept
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def differences(before: Any, after: Any, where: str = "") -> Iterator[str]:
@@ -130,7 +134,8 @@ def main() -> None:
         for line in changed[:8]:
             print(f"    {line}")
     if arguments.record:
-        RECORD.write_text(json.dumps(known | found, indent=1, sort_keys=True) + "\n")
+        lines = [f"{json.dumps(name)}: {json.dumps(made)}" for name, made in sorted((known | found).items())]
+        RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     else:
         print(f"{len(found) - different} of {len(found)} plans equal")
         sys.exit(bool(different))
