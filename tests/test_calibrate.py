@@ -13,6 +13,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -271,12 +272,12 @@ def test_a_signal_ends_all_processes_and_writes_nothing(
     path = tmp_path / "cluster.yaml"
     command = [*COMMAND, "--processes", "2", "--output", str(path)]
     process = subprocess.Popen(command, env=temporary, stdout=-1, stderr=-1, text=True)
-    while not list(Path(temporary["TMPDIR"]).glob("*/pid.1")):
+    while not list(Path(temporary["TMPDIR"]).glob("*/lines.1")):
         assert process.poll() is None
         time.sleep(0.1)
-    workers = [int(file.read_text()) for file in Path(temporary["TMPDIR"]).glob("*/pid.*")]
+    workers = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(sent)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err.splitlines()[-1]) == (code, "interrupted")
-    assert not [pid for pid in workers if Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert not [worker for worker in psutil.wait_procs(workers, 30)[1] if worker.status() != psutil.STATUS_ZOMBIE]
     assert [p.name for p in tmp_path.iterdir()] == ["tmp"]

@@ -176,7 +176,7 @@ def test_distributed_training_gives_the_serial_loss_at_every_step(processes, fix
 @pytest.mark.slow
 def test_ctrl_c_ends_all_processes_and_leaves_no_logs(tmp_path):
     process = subprocess.Popen(COMMAND, env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=-1, stderr=-1, text=True)
-    while not list(tmp_path.glob("*/pid.1")):
+    while not list(tmp_path.glob("*/lines.1")):
         assert process.poll() is None
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
