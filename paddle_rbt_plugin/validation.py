@@ -1,12 +1,13 @@
-"""Checks values that users write, in one way everywhere: pydantic tells whether a value is of a kind, and the message says where
-it stands and what would be right: ``PLACE NAME must be WORDS, not VALUE``.
+"""Checks values that users write, in one way everywhere: pydantic tells whether a value is of a kind, and the message says
+where it stands and what would be right: ``PLACE NAME must be WORDS, not VALUE``.
 
-A dataclass states the ``Kind`` of each of its fields in the annotation: ``layers: Annotated[int, whole(1, 1024)]``.
+A dataclass states the ``Kind`` of each of its fields in the annotation, such as ``Annotated[int, whole(1, 1024)]``.
 """
 
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
@@ -15,6 +16,10 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from paddle_rbt_plugin.errors import TunerError
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 2
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 80
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,14 +91,28 @@ def check_known(
 
 def nearest(word: str, known: Collection[str]) -> str:
     """``did you mean ...?`` with the names that are closest to ``word``, or all known ones where none is."""
-    close = difflib.get_close_matches(word, list(known), 3, cutoff=0.5)
+    close = _closest(word, known)
     return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
 
 
+def suggest(word: str, known: Collection[str]) -> str:
+    """As ``nearest``, always with all known names."""
+    close = _closest(word, known)
+    return f"{nearest(word, known)} known: {', '.join(known)}" if close else nearest(word, known)
+
+
+def _closest(word: str, known: Collection[str]) -> list[str]:
+    folded = word.strip().casefold()[:64]
+    by_folded = {k.casefold(): k for k in known}
+    if folded in by_folded:
+        return [by_folded[folded]]
+    begins = [k for k in by_folded if folded and k.startswith(folded)]
+    return [by_folded[k] for k in begins or difflib.get_close_matches(folded, by_folded, n=3)]
+
+
 def shown(value: Any) -> str:
-    """The value as a message shows it, short."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    """The value as a message shows it: short, even where a file's aliases make it large."""
+    return "nothing" if value is None else _SHORT.repr(value)
 
 
 def _no_nan(value: float) -> float:
