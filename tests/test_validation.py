@@ -22,7 +22,7 @@ class Checked:
 
 @pytest.mark.parametrize("value", [0, 9, True, 1.0, "1", None, [1], 10**400, float("nan")])
 def test_a_field_that_is_not_of_its_kind_is_refused_with_what_would_be_right(value: object) -> None:
-    with pytest.raises(ModelError, match="^size must be a whole number from 1 to 8, not "):
+    with pytest.raises(ModelError, match=r"^size must be a whole number from 1 to 8, not "):
         Checked(size=value)  # type: ignore[arg-type]
 
 
@@ -34,7 +34,7 @@ def test_a_number_is_finite_and_within_its_bounds(value: object) -> None:
 
 @pytest.mark.parametrize("value", ["c", ["a"], {}, 1])
 def test_a_choice_that_is_none_lists_the_options(value: object) -> None:
-    with pytest.raises(TunerError, match="^mode must be one of a, b, not "):
+    with pytest.raises(TunerError, match=r"^mode must be one of a, b, not "):
         check(one_of("a", "b"), "mode", value)
 
 
