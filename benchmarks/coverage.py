@@ -58,7 +58,7 @@ def formers() -> str:
     """The coverage of unmodified models of PaddleFormers."""
     from test_coverage_formers import MODELS, SPEC, build
 
-    from paddle_rbt_plugin.handover.trace import trace_layer
+    from paddle_rbt_plugin.handover.pir.trace import trace_layer
 
     return table((name, cover(analysed(trace_layer(build(name), SPEC).graph))) for name in MODELS)
 

@@ -25,7 +25,7 @@ from outputs import output_file
 from rich.console import Console
 from rich.table import Table
 
-from paddle_rbt_plugin.handover.configs import config_graph
+from paddle_rbt_plugin.handover.pir.configs import config_graph
 from paddle_rbt_plugin.plugins import load_plugins
 from paddle_rbt_plugin.runs import Run, read_runs
 from paddle_rbt_plugin.runs.predict import run_candidate, run_cluster, run_config, run_training

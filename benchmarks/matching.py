@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import paddle
 
 from paddle_rbt_plugin.graph import Graph
-from paddle_rbt_plugin.handover.trace import trace_layer
+from paddle_rbt_plugin.handover.pir.trace import trace_layer
 from paddle_rbt_plugin.layers import cluster_layers, repeat_layers
 from paddle_rbt_plugin.models import LlamaConfig, build, input_spec
 from paddle_rbt_plugin.pattern import CompiledPattern, match_all

@@ -31,7 +31,7 @@ from paddle_rbt_plugin.calibrate import calibrate
 from paddle_rbt_plugin.cluster import parse_cluster
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.graph import Graph
-from paddle_rbt_plugin.handover.configs import config_graph
+from paddle_rbt_plugin.handover.pir.configs import config_graph
 from paddle_rbt_plugin.models import Config, GPTConfig, LlamaConfig
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.processes import Processes

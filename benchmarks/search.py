@@ -26,7 +26,7 @@ from outputs import output_file
 
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.config import Settings
-from paddle_rbt_plugin.handover.configs import config_graph
+from paddle_rbt_plugin.handover.pir.configs import config_graph
 from paddle_rbt_plugin.models import GPTConfig, build, input_spec, named_config
 from paddle_rbt_plugin.tuner import tune_graph
 

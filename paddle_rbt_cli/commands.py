@@ -300,9 +300,12 @@ def demo(output: Output, **arguments: Any) -> None:
 @click.option(
     "--processes", type=click.IntRange(1), help="Devices that compute at the same time; all, or one per CPU core, by default."
 )
+@click.option(
+    "--rounds", type=click.IntRange(1), default=5, show_default=True, help="Times that everything is measured; medians count."
+)
 @click.option("--timeout", type=click.IntRange(1), default=600, show_default=True, help="Seconds for all processes to end.")
 @with_output
-def calibrate(output: Output, path: str | None, processes: int | None, timeout: int) -> None:
+def calibrate(output: Output, path: str | None, processes: int | None, timeout: int, rounds: int) -> None:
     """Measure the devices of this machine and write their profile, a file for --cluster.
 
     Times matrix products, memory-bound ops, launches and collectives while as many processes do the same, and fits the rates
@@ -317,7 +320,7 @@ def calibrate(output: Output, path: str | None, processes: int | None, timeout: 
     """
     from paddle_rbt_plugin.cli.calibrating import calibrate_devices
 
-    calibrate_devices(output, path, processes, timeout)
+    calibrate_devices(output, path, processes, timeout, rounds)
 
 
 @cli.command(short_help="Print the script that completes in a shell.")

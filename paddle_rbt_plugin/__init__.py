@@ -31,9 +31,9 @@ from paddle_rbt_plugin.errors import (
     UnsupportedProgram,
 )
 from paddle_rbt_plugin.handover.checkpoint import load_checkpoint, save_checkpoint
-from paddle_rbt_plugin.handover.engine import engine_plan, install
+from paddle_rbt_plugin.handover.engine.hooks import engine_plan, install
 from paddle_rbt_plugin.handover.legacy.ops import legacy_static_ops
-from paddle_rbt_plugin.handover.replicas import check_replicas
+from paddle_rbt_plugin.handover.shared.replicas import check_replicas
 from paddle_rbt_plugin.pattern import Pattern
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import hookimpl, hookspec, parse_cluster

@@ -59,7 +59,7 @@ class Settings:
     time_limit: Annotated[float | None, number("of seconds, at least 0", finite=False, ge=0).or_none()] = None
     """Seconds after which the search stops with the best plan so far; the plan says that it did."""
     verify: Annotated[bool, Kind("True or False", Annotated[bool, Strict()])] = True
-    """Whether every process of a job compares its own program with the plan before the first step (``handover.guard``)."""
+    """Whether every process of a job compares its own program with the plan before the first step (``engine.guard``)."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -198,7 +198,7 @@ def _graph(program: Any, input_spec: Any, labels_spec: Sequence[Any], loss: Any,
     from paddle import nn
 
     if isinstance(program, nn.Layer):
-        from paddle_rbt_plugin.handover.trace import trace_layer, with_batch
+        from paddle_rbt_plugin.handover.pir.trace import trace_layer, with_batch
 
         if not input_spec or not isinstance(input_spec, (list, tuple)):
             raise TunerError("a Layer is planned on inputs of known shape: give input_spec=[paddle.static.InputSpec(...), ...]")

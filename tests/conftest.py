@@ -1,6 +1,7 @@
-"""What several tests need: plugins that are real distributions, modules and a dist-info folder in a directory on sys.path."""
+"""Fixtures and hooks of the whole suite."""
 
 import importlib
+import signal
 import sys
 
 import pytest
@@ -8,9 +9,30 @@ import pytest
 from paddle_rbt_plugin.plugins import BLOCK_VARIABLE
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests send SIGINT to processes that they start. A shell starts background jobs with SIGINT ignored, and child processes
+    inherit that; a handler, unlike SIG_IGN, is reset to the default in a child process.
+
+    pytest-xdist starts with the files that have the most tests, which are not the slowest: it keeps the order of collection
+    instead (``pytest_collection_modifyitems``)."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Workers of pytest-xdist (``--dist loadfile``) take the files that contain slow tests first, so that none of them is
+    left over for the end."""
+    if hasattr(config, "workerinput"):
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Installs a distribution: ``install("acme", {"entry": "module"}, module="source")``."""
+    """Installs a distribution, modules and a dist-info folder in a directory on sys.path:
+    ``install("acme", {"entry": "module"}, module="source")``."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delenv(BLOCK_VARIABLE, raising=False)
     before = set(sys.modules)

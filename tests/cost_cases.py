@@ -7,7 +7,7 @@ from functools import cache
 from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.completion import Completion
 from paddle_rbt_plugin.cost import Candidate
-from paddle_rbt_plugin.handover.configs import config_graph
+from paddle_rbt_plugin.handover.pir.configs import config_graph
 from paddle_rbt_plugin.models import Config, GPTConfig, LlamaConfig
 from paddle_rbt_plugin.plugins import load_plugins
 from paddle_rbt_plugin.search import Analysis, analyse

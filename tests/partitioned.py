@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from paddle_rbt_plugin.handover.structure import PHASES
+from paddle_rbt_plugin.handover.pir.structure import PHASES
 
 _PLUMBING = ("builtin.", "dist_op.", "pd_op.full_int_array", "pd_op.full", "pd_op.data")
 

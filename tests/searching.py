@@ -8,7 +8,7 @@ from functools import lru_cache
 from paddle_rbt_plugin.cluster import Cluster, parse_cluster
 from paddle_rbt_plugin.cost.candidate import Training
 from paddle_rbt_plugin.graph import Graph
-from paddle_rbt_plugin.handover.configs import config_graph
+from paddle_rbt_plugin.handover.pir.configs import config_graph
 from paddle_rbt_plugin.models import GPTConfig
 from paddle_rbt_plugin.plugins import load_plugins
 from paddle_rbt_plugin.search import Analysis, SearchSpace, analyse

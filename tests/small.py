@@ -6,7 +6,7 @@ from typing import Any
 
 import paddle
 
-from paddle_rbt_plugin.handover.trace import Trace, trace_layer
+from paddle_rbt_plugin.handover.pir.trace import Trace, trace_layer
 from paddle_rbt_plugin.models import GPTConfig, build, input_spec
 
 SMALL_GPT = GPTConfig(layers=2, hidden=32, ffn=64, heads=4, vocab=128, seq=16)

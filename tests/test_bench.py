@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -312,11 +313,12 @@ from paddle_rbt_plugin.bench.case import find_case
 from paddle_rbt_plugin.bench.reference import ReferenceTuner
 case = find_case({str(case)!r})
 with ReferenceTuner([case], 100) as tuner:
-    print(tuner._process.pid, flush=True)
+    print("started", flush=True)
     tuner.answer(case)
 """
     process = subprocess.Popen([sys.executable, "-c", script], stdout=-1, stderr=-1, text=True)
-    child = int(process.stdout.readline())
+    assert process.stdout.readline() == "started\n"
+    (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
     process.terminate()
     process.communicate(timeout=60)
     with pytest.raises(ProcessLookupError):

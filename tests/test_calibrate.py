@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import until
 
 from paddle_rbt_plugin.calibrate import DeviceFit, LinkFit, fit, measure
 from paddle_rbt_plugin.calibrate.fit import STREAMING, solve
@@ -251,11 +251,16 @@ def temporary(tmp_path: Path) -> Iterator[dict[str, str]]:
     assert list(directory.iterdir()) == []
 
 
+def test_the_command_measures_as_often_as_the_function() -> None:
+    (rounds,) = (option for option in cli.commands["calibrate"].params if option.name == "rounds")
+    assert rounds.default == measure.ROUNDS
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_processes_measure_and_write_a_cluster_file(processes: int, tmp_path: Path, temporary: dict[str, str]) -> None:
     path = tmp_path / "cluster.yaml"
-    command = [*COMMAND, "--processes", str(processes), "--json", "--output", str(path)]
+    command = [*COMMAND, "--processes", str(processes), "--rounds", "1", "--json", "--output", str(path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=500, env=temporary)
     assert result.returncode == 0, result.stderr
     data = json.loads(result.stdout)
@@ -275,9 +280,7 @@ def test_a_signal_ends_all_processes_and_writes_nothing(
     path = tmp_path / "cluster.yaml"
     command = [*COMMAND, "--processes", "2", "--output", str(path)]
     process = subprocess.Popen(command, env=temporary, stdout=-1, stderr=-1, text=True)
-    while not list(Path(temporary["TMPDIR"]).glob("*/lines.1")):
-        assert process.poll() is None
-        time.sleep(0.1)
+    until(lambda: len(list(Path(temporary["TMPDIR"]).glob("*/lines.*"))) == 2, process)
     workers = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(sent)
     _, err = process.communicate(timeout=60)

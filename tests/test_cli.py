@@ -7,10 +7,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from click.testing import CliRunner
+from waiting import until
 
 from paddle_rbt_plugin.cli.main import cli
 from paddle_rbt_plugin.cluster.catalogue import device_names
@@ -389,19 +389,49 @@ def test_a_model_that_nothing_matches_is_planned_with_a_warning(model):
     assert "warning: no pattern matches this model" in result.stderr
 
 
-@pytest.mark.slow
-def test_ctrl_c_leaves_nothing_half_written(tmp_path):
-    path = tmp_path / "plan.json"
-    arguments = ["plan", "gpt3-175b", "--cluster", "128x8:A100-80G", "--global-batch", "1536", "--save", str(path)]
+ENDLESS = """
+import os, threading
+from pathlib import Path
+from paddle_rbt_plugin import CostModel, hookimpl
+
+class Endless(CostModel):
+    name = "endless"
+
+    def estimate(self, case):
+        Path(os.environ["SEARCHING"]).touch()
+        threading.Event().wait()
+
+@hookimpl
+def register_cost_models(register):
+    register(Endless)
+"""
+PADDLE_IN_IMPORT = """
+import os, threading
+from pathlib import Path
+Path(os.environ["SEARCHING"]).touch()
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("where", ["import", "search"])
+def test_ctrl_c_leaves_nothing_half_written(where, model, install, tmp_path):
+    install("acme", {"endless": "acme_endless"}, acme_endless=ENDLESS)
+    if where == "import":
+        (tmp_path / "paddle.py").write_text(PADDLE_IN_IMPORT)
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    arguments = ["plan", str(model), *PLAN, "--cost-model", "endless", "--save", str(folder / "plan.json")]
     program = "from paddle_rbt_cli import main; main()"  # as the installed command starts: Paddle is imported inside it
-    process = subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=-1, stderr=-1, text=True)
-    time.sleep(3.5)  # importing Paddle or searching, and the search needs longer
+    begun = tmp_path / "begun"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "SEARCHING": str(begun)}
+    process = subprocess.Popen([sys.executable, "-c", program, *arguments], env=environment, stdout=-1, stderr=-1, text=True)
+    until(begun.exists, process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert out == ""
     assert err.splitlines()[-1] == "interrupted"
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 def test_a_time_limit_ends_the_search_and_says_so(model):

@@ -5,8 +5,8 @@ import pytest
 
 from paddle_rbt_plugin.cli.model import model_graph
 from paddle_rbt_plugin.errors import ModelError, UnsupportedProgram
-from paddle_rbt_plugin.handover.configs import config_graph
-from paddle_rbt_plugin.handover.trace import trace_layer
+from paddle_rbt_plugin.handover.pir.configs import config_graph
+from paddle_rbt_plugin.handover.pir.trace import trace_layer
 from paddle_rbt_plugin.models import GPTConfig, LlamaConfig, build, input_spec, named_config
 
 MODULE = """

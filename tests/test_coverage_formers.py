@@ -7,7 +7,7 @@ import pytest
 from paddle.static import InputSpec
 
 import paddle_rbt_plugin as rbt
-from paddle_rbt_plugin.handover.trace import trace_layer
+from paddle_rbt_plugin.handover.pir.trace import trace_layer
 from paddle_rbt_plugin.pattern.coverage import coverage
 from paddle_rbt_plugin.plugins import load_plugins
 from paddle_rbt_plugin.search import analyse

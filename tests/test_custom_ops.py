@@ -7,14 +7,18 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import paddle
+import paddle.distributed as dist
 import pytest
 from launching import WORKERS, launch
 from paddle.utils import cpp_extension
 
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.errors import UnsupportedProgram
-from paddle_rbt_plugin.handover.structure import verify
-from paddle_rbt_plugin.handover.trace import Trace, trace_layer
+from paddle_rbt_plugin.handover.dygraph import ops
+from paddle_rbt_plugin.handover.pir.structure import verify
+from paddle_rbt_plugin.handover.pir.trace import Trace, trace_layer
+from paddle_rbt_plugin.plugins import load_plugins
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="a custom op needs a compiler")]
 
@@ -60,6 +64,24 @@ def test_what_is_handed_over_is_what_was_costed(library: Path, named: None, monk
     assert plan.patterns["gated_ffn"]["matches"] == 1
     (comparison,) = verify(plan, trace.graph, trace.program)
     assert comparison.differences == ()
+
+
+def test_a_blocked_plugin_names_no_op_at_hand_over(library: Path, named: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = traced(monkeypatch)
+    plan = rbt.tune(trace.program, cluster="1x2:A100-80G", search_space={"dp": 2})
+    with pytest.raises(UnsupportedProgram, match="acme_silu"):
+        verify(plan, trace.graph, trace.program, blocked=["acme"])
+
+
+def test_an_eager_custom_op_reads_the_plugins_once(library: Path, named: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    monkeypatch.setattr(ops, "load_plugins", lambda: read.append(1) or load_plugins())
+    mesh = dist.ProcessMesh([0], dim_names=["mp"])
+    ops.install(mesh)
+    x = dist.shard_tensor(paddle.ones([2, 4]), mesh, [dist.Shard(0)])
+    for _ in range(3):
+        (y,) = paddle._C_ops._run_custom_op("acme_silu", x, 1.0)
+    assert y.is_dist() and len(read) == 1
 
 
 def test_training_gives_the_serial_losses(library: Path, named: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

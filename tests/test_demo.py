@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from waiting import until
 
 from paddle_rbt_plugin.cli import demo, demo_training
 from paddle_rbt_plugin.cli.demo import Comparison, choose_way, compare, find_plan
@@ -130,19 +130,13 @@ def test_processes_that_end_without_training_are_a_failure(monkeypatch, tmp_path
 def test_workers_that_take_too_long_are_stopped(temporary):
     with pytest.raises(TunerError, match=r"the demo did not end within 8 s and was stopped after \d+ of 100000 steps"):
         compare(find_plan(2, {}), "dygraph", 100_000, 8, no_report)
-    assert running(temporary) == []
+    wait_for_the_end_of_those_in(temporary)
     assert list(temporary.iterdir()) == []
 
 
-def running(directory, grace=30.0):
-    """Command lines of the processes that still work in a directory after ``grace`` seconds: one that was killed takes a
-    moment to go, and one that was only starting ends when it finds the directory gone."""
-    end = time.monotonic() + grace
-    while lines := [line for line in map(command_line, Path("/proc").glob("[0-9]*")) if str(directory) in line]:
-        if time.monotonic() > end:
-            break
-        time.sleep(0.1)
-    return lines
+def wait_for_the_end_of_those_in(directory):
+    """One that was killed takes a moment to go, and one that was only starting ends when it finds the directory gone."""
+    until(lambda: not any(str(directory) in command_line(process) for process in Path("/proc").glob("[0-9]*")), timeout=30)
 
 
 def command_line(process):
@@ -176,12 +170,10 @@ def test_distributed_training_gives_the_serial_loss_at_every_step(processes, fix
 @pytest.mark.slow
 def test_ctrl_c_ends_all_processes_and_leaves_no_logs(tmp_path):
     process = subprocess.Popen(COMMAND, env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=-1, stderr=-1, text=True)
-    while not list(tmp_path.glob("*/lines.1")):
-        assert process.poll() is None
-        time.sleep(0.1)
+    until(lambda: list(tmp_path.glob("*/lines.1")), process)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err.splitlines()[-1] == "interrupted"
-    assert running(tmp_path) == []
+    wait_for_the_end_of_those_in(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -57,5 +57,5 @@ def test_two_processes_without_a_seed_hold_equal_copies(page: Path, text: str, t
     script = tmp_path / "as_printed.py"
     script.write_text(_SEED.sub("", text), encoding="utf-8")
     assert "paddle.seed" not in script.read_text(encoding="utf-8")
-    for compared in launch_all("documented_copies.py", 2, tmp_path / "compared", str(script)):
+    for compared in launch_all("documented_copies.py", 2, tmp_path / "compared", str(script), fresh=True):
         assert compared

@@ -17,8 +17,8 @@ from paddle.static import InputSpec
 
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.errors import PlanError, TunerError
-from paddle_rbt_plugin.handover import dygraph_optimizer
-from paddle_rbt_plugin.handover.dygraph_recompute import blocks
+from paddle_rbt_plugin.handover.dygraph import optimizer as dygraph_optimizer
+from paddle_rbt_plugin.handover.dygraph.recompute import blocks
 
 SOME = "Momentum, stage 1;Momentum, stage 0;Lamb, stage 0;stage 2;clip;clip, stage 2;groups;accumulation, stage 2;recomputation"
 
@@ -96,7 +96,7 @@ PLANNED = rbt.plan.plan.TensorPlacement(0, (0, -1), kind="data", shape=(8, 4))
 @pytest.fixture
 def loader(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A loader for two replicas, which gives what it would cut."""
-    from paddle_rbt_plugin.handover import dygraph
+    from paddle_rbt_plugin.handover.dygraph import sharding as dygraph
 
     monkeypatch.setattr(dygraph, "paddle_mesh", lambda mesh: SimpleNamespace(shape=[2]))
     monkeypatch.setattr(dygraph.dist, "shard_tensor", lambda tensor, *_, **__: tensor)
@@ -157,7 +157,6 @@ def test_a_stage_that_dygraph_does_not_run_is_refused(space: dict[str, Any], mes
 
 def test_an_optimizer_of_plain_parameters_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dygraph_optimizer, "_meshes", [])
-    monkeypatch.setattr(paddle.optimizer.Optimizer, "_apply_optimize", paddle.optimizer.Optimizer._apply_optimize)
     dygraph_optimizer.install(dist.ProcessMesh([0], dim_names=["dp"]), [], 1)
     layer = nn.Linear(4, 4)
     optimizer = paddle.optimizer.Momentum(parameters=layer.parameters())

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from launching import WORKERS, launch
+from launching import launch, reported
 
 DP, MP = {"dp": 2, "mp": 1, "sharding_stage": 0}, {"mp": 2}
 FIT, SHORT, EVALUATE, PREDICT = ["fit", 32, 8, 2], ["fit", 27, 8], ["evaluate", 29, 8], ["predict", 21, 8]
@@ -55,15 +52,10 @@ def test_an_engine_of_one_process_lives_as_a_serial_model(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "vpp"), [("1F1B", 1), ("VPP", 2)])
-def test_evaluation_runs_a_pipeline_without_its_jobs(schedule: str, vpp: int) -> None:
+def test_evaluation_runs_a_pipeline_without_its_jobs(schedule: str, vpp: int, tmp_path: Path) -> None:
     space = json.dumps({"pp": 2, "dp": 1, "mp": 1, "vpp": vpp})
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", str(WORKERS / "pipeline_evaluation.py"), "gpt", space, "2", schedule],
-        capture_output=True, text=True, env={**os.environ, "PADDLE_TRAINERS_NUM": "2"},
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr[-3000:]
-    report = next(line for line in run.stdout.splitlines() if line.startswith("REPORT"))
-    assert json.loads(report.removeprefix("REPORT"))["sent"] > 0
+    report = reported("pipeline_evaluation.py", tmp_path, "gpt", space, "2", schedule, PADDLE_TRAINERS_NUM="2")
+    assert report["sent"] > 0
 
 
 def check_uses(by_rank: list[dict[str, dict]]) -> None:

@@ -17,9 +17,9 @@ from zoo.parts import HIDDEN, GatedFeedForward, linear
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.cluster import ProcessMesh, parse_cluster
 from paddle_rbt_plugin.cost.candidate import Training
-from paddle_rbt_plugin.handover.replay import annotate
-from paddle_rbt_plugin.handover.structure import compare, handed_over, partition, predicted
-from paddle_rbt_plugin.handover.trace import trace_layer
+from paddle_rbt_plugin.handover.pir.replay import annotate
+from paddle_rbt_plugin.handover.pir.structure import compare, handed_over, partition, predicted
+from paddle_rbt_plugin.handover.pir.trace import trace_layer
 from paddle_rbt_plugin.plugins import load_plugins
 from paddle_rbt_plugin.search import Analysis, Search, SearchSpace, analyse, candidates
 

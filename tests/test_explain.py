@@ -8,7 +8,7 @@ import pytest
 
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import PlanError
-from paddle_rbt_plugin.handover.configs import config_graph
+from paddle_rbt_plugin.handover.pir.configs import config_graph
 from paddle_rbt_plugin.models import GPTConfig
 from paddle_rbt_plugin.plan.explain import WIDTH, group_rejected, group_unmatched, reasons
 from paddle_rbt_plugin.plan.plan import Plan

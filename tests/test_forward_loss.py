@@ -11,7 +11,7 @@ import pytest
 from launching import launch
 
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.handover.forward_loss import _takes, forward_loss
+from paddle_rbt_plugin.handover.engine.forward_loss import _takes, forward_loss
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ from launching import launch_all
 
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.config import Settings
-from paddle_rbt_plugin.handover.guard import _added_to_update, _comparable
-from paddle_rbt_plugin.handover.structure import Structure, compare
+from paddle_rbt_plugin.handover.engine.guard import _added_to_update, _comparable
+from paddle_rbt_plugin.handover.pir.structure import Structure, compare
 
 
 @pytest.mark.slow

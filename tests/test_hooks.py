@@ -12,7 +12,7 @@ from pattern_graphs import GraphWriter
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.errors import ClusterError, UnsupportedProgram
 from paddle_rbt_plugin.graph import names
-from paddle_rbt_plugin.graph.api import known_ops
+from paddle_rbt_plugin.graph.cpp_signatures import known_ops
 from paddle_rbt_plugin.graph.names import canonical_name, with_canonical_names
 from paddle_rbt_plugin.plugins import PluginWarning, detect_cluster, load_plugins, parse_cluster
 

@@ -49,7 +49,8 @@ def imports(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("path", [p for p in MODULES if package_of(p) in ORDER], ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_run_downwards(path: Path) -> None:
-    allowed = set(ORDER[: ORDER.index(package_of(path)) + 1]) | {"errors", "config", "file_schema", "spelling", "validation"}
+    shared = {"errors", "config", "file_schema", "patching", "spelling", "validation"}
+    allowed = set(ORDER[: ORDER.index(package_of(path)) + 1]) | shared
     if package_of(path) == "handover":
         allowed |= {"tuner", "models"}
     own = [m.split(".")[1] for m in imports(path) if m.startswith("paddle_rbt_plugin.")]
@@ -79,3 +80,79 @@ def test_only_the_command_line_ends_the_interpreter() -> None:
 def test_every_public_name_of_the_package_is_documented() -> None:
     undocumented = [n for n in paddle_rbt_plugin.__all__ if not (getattr(paddle_rbt_plugin, n).__doc__ or n.startswith("hook"))]
     assert not undocumented
+
+
+HANDOVER = ("shared", "pir", "legacy", "dygraph", "checkpoint", "passes", "engine")
+"""Bottom to top: what is in ``handover`` imports from itself, what stands before it, and not from what stands behind it."""
+BESIDE = {"pir", "legacy", "dygraph"}
+"""What executes a plan; none of these imports another."""
+
+
+def handover_imports(path: Path) -> set[str]:
+    """The folders of ``handover`` that a module imports from, in functions too."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    start = "paddle_rbt_plugin.handover."
+    return {name.removeprefix(start).split(".")[0] for name in names if name.startswith(start)}
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if package_of(p) == "handover"], ids=lambda p: str(p.relative_to(ROOT / "handover"))
+)
+def test_handover_imports_run_downwards_in_functions_too(path: Path) -> None:
+    folder = path.relative_to(ROOT / "handover").parts[0].removesuffix(".py")
+    above = () if folder == "__init__" else HANDOVER[: HANDOVER.index(folder)]
+    allowed = {folder, *above} - (BESIDE - {folder} if folder in BESIDE else set())
+    assert handover_imports(path) <= allowed, f"{path} imports from {sorted(handover_imports(path) - allowed)}"
+
+
+def changes_of_paddle(path: Path) -> list[str]:
+    """Where a module sets attributes of what it imports from Paddle, or flags of Paddle, without ``patching``."""
+    tree = ast.parse(path.read_text())
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "paddle":
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {(a.asname or a.name).split(".")[0] for a in node.names if a.name.split(".")[0] == "paddle"}
+
+    def is_of_paddle(node: ast.AST) -> bool:
+        while isinstance(node, (ast.Attribute, ast.Subscript)):
+            node = node.value
+        return isinstance(node, ast.Name) and node.id in names
+
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete)):
+            targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [node.target]
+            targets = [t for of in targets for t in (of.elts if isinstance(of, (ast.Tuple, ast.List)) else [of])]
+            if any(isinstance(t, (ast.Attribute, ast.Subscript)) and is_of_paddle(t) for t in targets):
+                found.append(ast.unparse(node))
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            sets = called in ("setattr", "delattr") or called.endswith(("patch.object", "monkeypatch.setattr"))
+            if (
+                (sets and node.args and is_of_paddle(node.args[0]))
+                or called in ("paddle.set_flags", "set_flags")
+                or called.endswith(("set_field_default_config", "register_reshard_func"))
+            ):
+                found.append(ast.unparse(node))
+    return found
+
+
+def test_paddle_is_changed_through_patching_only() -> None:
+    found = {str(p.relative_to(ROOT)): changes_of_paddle(p) for p in MODULES if p.name != "patching.py"}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+def test_changes_of_paddle_are_seen_whatever_their_spelling(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text(
+        "import paddle\nfrom paddle.nn import Layer as L\n\ndef f():\n    import paddle.jit as jit\n    jit.a = 1\n"
+        "L.b, x = 1, 2\nsetattr(paddle.nn, 'c', 3)\npaddle.set_flags({})\npaddle.table['d'] = 4\nx.e = 5\ndel L.f\n"
+    )
+    assert len(changes_of_paddle(module)) == 6

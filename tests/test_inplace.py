@@ -12,8 +12,8 @@ from paddle.nn import functional as F
 from paddle.static import InputSpec
 
 import paddle_rbt_plugin as rbt
-from paddle_rbt_plugin.handover.inplace import check_in_place
-from paddle_rbt_plugin.handover.trace import trace_layer
+from paddle_rbt_plugin.handover.pir.inplace import check_in_place
+from paddle_rbt_plugin.handover.pir.trace import trace_layer
 
 
 class Network(nn.Layer):

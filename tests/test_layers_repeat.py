@@ -11,7 +11,7 @@ from test_layers import Builder
 
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph import Graph
-from paddle_rbt_plugin.handover.trace import trace_layer
+from paddle_rbt_plugin.handover.pir.trace import trace_layer
 from paddle_rbt_plugin.layers import cluster_layers, repeat_layers
 from paddle_rbt_plugin.models import GPTConfig, LlamaConfig, build, input_spec
 

@@ -6,7 +6,7 @@ from paddle import nn
 from paddle.nn import functional as F
 from paddle.static import InputSpec
 
-from paddle_rbt_plugin.handover.trace import trace_layer
+from paddle_rbt_plugin.handover.pir.trace import trace_layer
 from paddle_rbt_plugin.layers import cluster_layers
 
 NORMS = pytest.mark.parametrize("before", [True, False], ids=["norms before", "norms behind"])

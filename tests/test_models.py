@@ -9,7 +9,7 @@ import paddle
 import pytest
 
 from paddle_rbt_plugin.errors import ModelError
-from paddle_rbt_plugin.handover.trace import trace_layer
+from paddle_rbt_plugin.handover.pir.trace import trace_layer
 from paddle_rbt_plugin.models import (
     GPTConfig,
     LlamaConfig,

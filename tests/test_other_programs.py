@@ -16,9 +16,9 @@ from paddle.static import InputSpec
 
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.graph import read_program
-from paddle_rbt_plugin.handover.engine_state import own_strategy, pass_attributes
 from paddle_rbt_plugin.handover.legacy.engine import with_paths_of_job
-from paddle_rbt_plugin.handover.trace import trace_layer
+from paddle_rbt_plugin.handover.pir.trace import trace_layer
+from paddle_rbt_plugin.handover.shared.engine_state import own_strategy, pass_attributes
 
 CLUSTER = "1x2:A100-80G"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ from paddle.static import InputSpec
 
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.completion import operands
-from paddle_rbt_plugin.handover import patches, structure
-from paddle_rbt_plugin.handover.structure import verify
-from paddle_rbt_plugin.handover.trace import Trace, trace_layer
+from paddle_rbt_plugin.handover.pir import patches, structure
+from paddle_rbt_plugin.handover.pir.replay import annotate
+from paddle_rbt_plugin.handover.pir.structure import verify
+from paddle_rbt_plugin.handover.pir.trace import Trace, trace_layer
 
 sys.path.insert(0, str(WORKERS))
 from partial_values import BATCH, LENGTH, SHAPES, WIDTH, Network, token_loss
@@ -44,9 +44,9 @@ def test_what_is_settled_is_predicted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["embedding, concat", "embedding, slice", "divided product, split"])
-def test_paddle_would_read_partial_gradients_as_if_they_were_sums(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(patches, "gradients_whole", nullcontext)
-    assert differences(traced(SHAPES[name]), mp=2)
+def test_paddle_would_read_partial_gradients_as_if_they_were_sums(name: str) -> None:
+    with patches.gradients_whole.left_out():
+        assert differences(traced(SHAPES[name]), mp=2)
 
 
 def test_paddle_would_read_the_shards_in_a_list_as_if_they_were_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_paddle_would_sum_what_is_no_sum(monkeypatch: pytest.MonkeyPatch, op: st
 
 
 def test_the_update_of_an_optimizer_without_a_rule_would_gather_what_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    from paddle_rbt_plugin.handover import updates
+    from paddle_rbt_plugin.handover.pir import updates
 
     trace = traced(lambda n, i: n.head(n.ffn(n.words(i))))
     monkeypatch.setattr(paddle.optimizer, "AdamW", paddle.optimizer.Momentum)  # of which ``verify`` makes the update
@@ -98,7 +98,7 @@ def test_states_of_parameters_that_nothing_reads_are_dropped() -> None:
         plan = rbt.tune(trace.program, cluster="1x2:CPU", search_space={"dp": 2})
         copy = trace.program.clone()
         placements = {name: t.placement for name, t in plan.leaves(trace.graph).items()}
-        structure.annotate(copy, plan.stages[0].process_mesh, placements)
+        annotate(copy, plan.stages[0].process_mesh, placements)
         program = structure.partition(copy).program
     states = [op for op in program.global_block().ops if op.name() == "pd_op.data"]
     assert all(op.result(0).is_dist() for op in states)

@@ -13,7 +13,7 @@ from paddle.static import InputSpec
 from zoo import graph
 from zoo.parts import HEADS, HIDDEN, GatedFeedForward, core, linear, merge_heads
 
-from paddle_rbt_plugin.handover.trace import trace_layer
+from paddle_rbt_plugin.handover.pir.trace import trace_layer
 from paddle_rbt_plugin.plugins import load_plugins
 from paddle_rbt_plugin.search import Analysis, analyse
 

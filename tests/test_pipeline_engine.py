@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launching import reported
 
 
 @pytest.mark.slow
@@ -27,15 +25,10 @@ import pytest
         ("llama", "VPP", "bfloat16"),
     ],
 )
-def test_the_engine_makes_the_jobs_of_every_rank_of_a_pipeline(model, schedule, precision) -> None:
-    worker = Path(__file__).parent / "workers" / "pipeline_engine.py"
+def test_the_engine_makes_the_jobs_of_every_rank_of_a_pipeline(model, schedule, precision, tmp_path: Path) -> None:
     space = {"pp": 2, "dp": 2, "mp": 2, "vpp": 2 if schedule == "VPP" else 1}
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", str(worker), model, json.dumps(space), "8", schedule, precision],
-        capture_output=True, text=True, env={**os.environ, "PADDLE_TRAINERS_NUM": "8"},
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr[-3000:]
-    found = json.loads(next(line for line in run.stdout.splitlines() if line.startswith("REPORT")).removeprefix("REPORT"))
+    arguments = (model, json.dumps(space), "8", schedule, precision)
+    found = reported("pipeline_engine.py", tmp_path, *arguments, PADDLE_TRAINERS_NUM="8")
     assert len(found) == 8
     for r in found:
         assert r["degrees"] == {"pp": 2, "dp": 2, "mp": 2}

@@ -7,15 +7,14 @@ Static sends and receives do not run on CPU (gloo), so the programs are made and
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import tempfile
 from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from launching import reported
 
 OPTIMIZE = 2
 """The role of the ops of the update."""
@@ -34,13 +33,9 @@ CASES = {
 @cache
 def reports(case: str) -> list[dict[str, Any]]:
     model, space, ranks = CASES[case]
-    worker = Path(__file__).parent / "workers" / "pipeline_rank.py"
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", str(worker), model, json.dumps(space), str(ranks)],
-        capture_output=True, text=True, env={**os.environ, "PADDLE_TRAINERS_NUM": str(ranks)},
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr[-3000:]
-    return json.loads(next(line for line in run.stdout.splitlines() if line.startswith("REPORT")).removeprefix("REPORT"))
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (model, json.dumps(space), str(ranks))
+        return reported("pipeline_rank.py", Path(folder), *arguments, PADDLE_TRAINERS_NUM=str(ranks))
 
 
 pytestmark = pytest.mark.parametrize("case", list(CASES))

@@ -9,7 +9,7 @@ from small import SMALL_GPT, lazy_gpt, static_program, traced_gpt
 
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph import read_program
-from paddle_rbt_plugin.handover.trace import trace_layer
+from paddle_rbt_plugin.handover.pir.trace import trace_layer
 from paddle_rbt_plugin.models import input_spec
 
 
@@ -133,7 +133,7 @@ def test_control_flow_is_refused() -> None:
 def test_an_annotated_program_is_refused() -> None:
     from paddle_rbt_plugin.cluster import ProcessMesh
     from paddle_rbt_plugin.completion import Placement
-    from paddle_rbt_plugin.handover.replay import annotate
+    from paddle_rbt_plugin.handover.pir.replay import annotate
 
     trace = traced_gpt()
     leaves = {t.name: Placement.replicated(t.ndim) for t in trace.graph.tensors if t.kind != "var"}

@@ -9,7 +9,7 @@ from searching import gpt_analysis
 
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import PlanError, TunerError
-from paddle_rbt_plugin.handover.pipeline import check_order
+from paddle_rbt_plugin.handover.pir.pipeline import check_order
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.tuner import tune_graph
 

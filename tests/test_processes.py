@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import until
 
 from paddle_rbt_plugin.processes import Processes, kill
 
@@ -39,26 +39,19 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
-def wait_for(what, timeout: float = 60) -> None:
-    end = time.monotonic() + timeout
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
 @pytest.mark.slow
 def test_processes_end_when_the_one_that_started_them_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(script)], env=environment)
-    wait_for(lambda: len(list(tmp_path.glob("*/lines.*"))) == 2)
+    until(lambda: len(list(tmp_path.glob("*/lines.*"))) == 2, parent)
     started = psutil.Process(parent.pid).children(recursive=True)
     assert len(started) >= 3  # the launcher and its workers
     assert all(map(alive, started))
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    wait_for(lambda: not any(map(alive, started)))
+    until(lambda: not any(map(alive, started)))
 
 
 def test_a_process_that_watches_its_parent_runs_until_that_is_gone() -> None:
@@ -86,7 +79,7 @@ def test_a_job_ends_what_its_launcher_started_and_no_process_that_a_file_names(t
         (job.directory / "pid.0").write_text(str(bystander.pid))
         job._launcher = psutil.Popen([sys.executable, "-c", GRANDPARENT], stdin=subprocess.PIPE, start_new_session=True)
         launcher = psutil.Process(job._launcher.pid)
-        wait_for(launcher.children)
+        until(launcher.children)
         started = [launcher, *launcher.children(recursive=True)]
     assert not any(map(alive, started))
     assert alive(bystander)
@@ -97,8 +90,8 @@ def test_a_job_ends_what_its_launcher_started_and_no_process_that_a_file_names(t
 def test_workers_are_ended_though_their_launcher_is_gone() -> None:
     with Processes("the test", 1, 1, "steps", 100) as job:
         job._launcher = psutil.Popen([sys.executable, "-c", GRANDPARENT], stdin=subprocess.PIPE, start_new_session=True)
-        job._deadline = time.monotonic() + 100
-        wait_for(psutil.Process(job._launcher.pid).children)
+        job._deadline = float("inf")
+        until(psutil.Process(job._launcher.pid).children)
         job.check()
         workers = job._launcher.children()
         job._launcher.kill()

@@ -14,9 +14,9 @@ from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.completion import Placement
 from paddle_rbt_plugin.completion.oracle import Operand, Oracle, Question, placement_of
 from paddle_rbt_plugin.graph.random_ops import DEVICE_OPS, RANDOM_OPS, SEED_OPERANDS, STREAM_ATTRIBUTES, draws
-from paddle_rbt_plugin.handover.random_streams import Source, Streams, coordinates, hashed, seeded
-from paddle_rbt_plugin.handover.replay import annotate
-from paddle_rbt_plugin.handover.structure import as_rank
+from paddle_rbt_plugin.handover.pir.replay import annotate
+from paddle_rbt_plugin.handover.pir.structure import as_rank
+from paddle_rbt_plugin.handover.shared.random_streams import Source, Streams, coordinates, hashed, seeded
 
 MODES = ("static", "dygraph")
 ELEMENTWISE = ("dropout", "another dropout", "alpha_dropout", "bernoulli", "poisson", "uniform", "gaussian", "randint", "rrelu")
@@ -25,7 +25,7 @@ ELEMENTWISE = ("dropout", "another dropout", "alpha_dropout", "bernoulli", "pois
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks drew, and trained to."""
-    return launch_all("random_numbers.py", 2, tmp_path_factory.mktemp("random") / "result", timeout=600)
+    return launch_all("random_numbers.py", 2, tmp_path_factory.mktemp("random") / "result", timeout=600, fresh=True)
 
 
 def draw(ranks: list[dict[str, Any]], mode: str, placement: str, step: int, op: str) -> list[np.ndarray]:

@@ -19,9 +19,10 @@ from paddle_rbt_plugin.completion import Collective, Kernel, Placement, Value
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.cost.recompute import run_again
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.handover.recompute import constraints, is_allowed, is_marked, mark, recomputes, switched_on
-from paddle_rbt_plugin.handover.structure import verify
-from paddle_rbt_plugin.handover.trace import Trace
+from paddle_rbt_plugin.handover.pir.recompute import constraints, is_allowed, is_marked, mark, switched_on
+from paddle_rbt_plugin.handover.pir.structure import verify
+from paddle_rbt_plugin.handover.pir.trace import Trace
+from paddle_rbt_plugin.handover.shared.recompute import recomputes
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.tuner import Constraint, tune_graph

@@ -13,10 +13,10 @@ from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.completion import Placement
 from paddle_rbt_plugin.completion.oracle import building_pir, call_op, producer_of
 from paddle_rbt_plugin.errors import UnsupportedProgram
-from paddle_rbt_plugin.graph.api import signature
-from paddle_rbt_plugin.handover.replay import annotate
-from paddle_rbt_plugin.handover.structure import verify
-from paddle_rbt_plugin.handover.trace import Trace, trace_layer
+from paddle_rbt_plugin.graph.cpp_signatures import signature
+from paddle_rbt_plugin.handover.pir.replay import annotate
+from paddle_rbt_plugin.handover.pir.structure import verify
+from paddle_rbt_plugin.handover.pir.trace import Trace, trace_layer
 
 MESH = ProcessMesh(("dp", "mp"), (2, 4), tuple(range(8)))
 

@@ -14,7 +14,7 @@ from paddle_rbt_plugin.completion import Oracle, Placement
 from paddle_rbt_plugin.completion.forms import CPU_FORMS, Form, sharded_form
 from paddle_rbt_plugin.completion.oracle import Operand, Question
 from paddle_rbt_plugin.graph.rewrite import rewrite_graph
-from paddle_rbt_plugin.handover.rewrite import build_op
+from paddle_rbt_plugin.handover.pir.rewrite import build_op
 
 ONE = ProcessMesh(("mp",), (1,), (0,))
 MESH = ProcessMesh(("dp", "mp"), (2, 2), (0, 1, 2, 3))

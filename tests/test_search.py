@@ -14,7 +14,7 @@ from searching import search_of
 from paddle_rbt_plugin.errors import NoFeasiblePlan
 from paddle_rbt_plugin.search import Progress, candidate_dict
 from paddle_rbt_plugin.search.levels import run_level
-from paddle_rbt_plugin.search.o1 import KEPT, run_o1
+from paddle_rbt_plugin.search.o1 import KEPT, Deadline, run_o1
 from paddle_rbt_plugin.search.progress import Reporter
 from paddle_rbt_plugin.search.result import Misses, ranked
 from paddle_rbt_plugin.search.space import Degrees, candidates
@@ -122,8 +122,7 @@ def test_a_model_that_does_not_fit_names_the_nearest_candidate_and_what_it_lacks
 
 def test_the_time_limit_gives_the_best_so_far_and_says_so() -> None:
     search = search_of("2x4:A100-80G", layers=8)
-    search.deadline._end = 0.0
-    search.deadline._limit = 0.0
+    search.deadline = Deadline(0.0)
     result = run_o1(search)
     assert result.best.estimate.fits
     assert "stopped by the time limit of 0 s" in result.notes[0]

@@ -9,7 +9,7 @@ from searching import gpt_analysis
 
 from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.completion import make_oracle
-from paddle_rbt_plugin.handover.configs import config_graph
+from paddle_rbt_plugin.handover.pir.configs import config_graph
 from paddle_rbt_plugin.models import GPTConfig, LlamaConfig
 from paddle_rbt_plugin.plugins import load_plugins
 from paddle_rbt_plugin.search import analyse

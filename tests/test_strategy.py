@@ -10,8 +10,8 @@ from searching import gpt_analysis
 
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.handover import chunks
-from paddle_rbt_plugin.handover.strategy import (
+from paddle_rbt_plugin.handover.shared import strategy as shared_strategy
+from paddle_rbt_plugin.handover.shared.strategy import (
     as_the_program_runs,
     constraints_of,
     is_enabled,
@@ -77,7 +77,7 @@ def test_an_interleaved_schedule_of_the_strategy_is_a_constraint(vpp: int) -> No
 
 
 def test_a_paddle_that_cannot_interleave_leaves_the_other_schedules_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "can_be_scheduled", lambda: False)
+    monkeypatch.setattr(shared_strategy, "can_interleave", lambda: False)
     (limit,) = (c for c in constraints_of(auto.Strategy()) if "vpp" in c.values)
     assert limit.values == {"schedule": ("1F1B", "FThenB"), "vpp": (1,)}
     assert "Paddle 3.0" in limit.reason

@@ -10,7 +10,7 @@ from paddle import nn
 from paddle.static import InputSpec
 
 from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram
-from paddle_rbt_plugin.handover.trace import trace_layer, with_batch
+from paddle_rbt_plugin.handover.pir.trace import trace_layer, with_batch
 
 
 class Net(nn.Layer):

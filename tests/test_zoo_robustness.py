@@ -16,7 +16,7 @@ from zoo.t5 import T5
 from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.completion.forms import SHARDED_FORMS
 from paddle_rbt_plugin.graph.pir import RECOMPUTE_MARKS
-from paddle_rbt_plugin.handover.trace import trace_layer
+from paddle_rbt_plugin.handover.pir.trace import trace_layer
 from paddle_rbt_plugin.plugins import load_plugins
 from paddle_rbt_plugin.search import Analysis, analyse
 

@@ -41,20 +41,24 @@ class Calibration:
 
 
 def calibrate(
-    processes: int | None = None, timeout: float = 600, progress: Callable[[int, int], None] | None = None
+    processes: int | None = None,
+    timeout: float = 600,
+    progress: Callable[[int, int], None] | None = None,
+    rounds: int = measure.ROUNDS,
 ) -> Calibration:
     """Measures ``processes`` devices of this machine at the same time: CUDA devices where there are any, else CPU processes
     that share the cores; all devices, or one process per core, by default.
 
-    ``progress`` is told how many of how many measurements are done. Raises TunerError for more processes than devices, and
+    ``progress`` is told how many of how many measurements are done. Everything is measured ``rounds`` times, and medians count:
+    fewer rounds take less time and give a rougher profile. Raises TunerError for more processes than devices, and
     where a process fails or all together take longer than ``timeout`` seconds; none outlives the call."""
     gpus = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
     count = processes or gpus or os.cpu_count() or 1
     if gpus and count > gpus:
         raise TunerError(f"this machine has {counted(gpus, 'CUDA device')}, {count} processes cannot have one each")
-    expected = measure.ROUNDS * len(measure.plan(count))
+    expected = rounds * len(measure.plan(count))
     with Processes("the calibration", count, expected, "measurements", timeout) as running:
-        running.start(measure.__file__, gpus=gpus > 0)
+        running.start(measure.__file__, str(rounds), gpus=gpus > 0)
         while not running.ended:
             running.check()
             if progress:

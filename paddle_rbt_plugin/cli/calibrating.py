@@ -12,12 +12,12 @@ from paddle_rbt_plugin.plan.files import check_writable, save_file
 from paddle_rbt_plugin.spelling import spell_seconds
 
 
-def calibrate_devices(output: Output, path: str | None, processes: int | None, timeout: int) -> None:
+def calibrate_devices(output: Output, path: str | None, processes: int | None, timeout: int, rounds: int) -> None:
     """Measures the devices at hand, prints what they reach, and writes their profile to a file if there is one."""
     if path is not None:
         check_writable(path)  # before a minute of work
     with output.progress("measuring") as report:
-        found = calibrate(processes, timeout, report)
+        found = calibrate(processes, timeout, report, rounds)
     if path is not None:
         save_file(path, found.text)
     for reason, count in Counter(s["skipped"] for s in found.samples if "skipped" in s).items():

@@ -16,7 +16,7 @@ from paddle_rbt_plugin.cli import demo_training
 from paddle_rbt_plugin.cli.output import Output, Report, make_table, titled
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.handover.trace import trace_layer
+from paddle_rbt_plugin.handover.pir.trace import trace_layer
 from paddle_rbt_plugin.plan.explain import decision
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.processes import Processes

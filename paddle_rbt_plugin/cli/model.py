@@ -15,9 +15,9 @@ from paddle.utils import unique_name
 
 from paddle_rbt_plugin.errors import ModelError, TunerError, error_message
 from paddle_rbt_plugin.graph import Graph, read_program
-from paddle_rbt_plugin.handover.configs import config_graph
-from paddle_rbt_plugin.handover.saved import load_program
-from paddle_rbt_plugin.handover.trace import Trace, trace_layer, with_batch
+from paddle_rbt_plugin.handover.pir.configs import config_graph
+from paddle_rbt_plugin.handover.pir.saved import load_program
+from paddle_rbt_plugin.handover.pir.trace import Trace, trace_layer, with_batch
 from paddle_rbt_plugin.models import Config, build, config_names, input_spec, load_config, named_config
 
 KINDS = (

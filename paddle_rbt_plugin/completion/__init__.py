@@ -1,7 +1,7 @@
 """Completion: placements of all tensors from those of a few, and the collectives that follow from them."""
 
 from paddle_rbt_plugin.completion.by_batch import complete_by_batch, data_parallel, find_batch_dims, ops_without_rule
-from paddle_rbt_plugin.completion.crossings import Apart, reads_apart
+from paddle_rbt_plugin.completion.crossings import RemoteReads, reads_apart
 from paddle_rbt_plugin.completion.kernels import AnyOracle
 from paddle_rbt_plugin.completion.oracle import Oracle
 from paddle_rbt_plugin.completion.placement import Placement
@@ -10,7 +10,6 @@ from paddle_rbt_plugin.completion.work import Collective, Completion, Crossing, 
 
 __all__ = [
     "AnyOracle",
-    "Apart",
     "Collective",
     "Completion",
     "Crossing",
@@ -18,6 +17,7 @@ __all__ = [
     "Memo",
     "Oracle",
     "Placement",
+    "RemoteReads",
     "SegmentWork",
     "Value",
     "complete",

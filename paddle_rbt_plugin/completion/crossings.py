@@ -10,12 +10,12 @@ from paddle_rbt_plugin.graph import Graph
 from paddle_rbt_plugin.graph.constants import constant_ops
 from paddle_rbt_plugin.layers.layers import Layers, Segment
 
-Apart = tuple[tuple[int, int, int, int], ...]
+RemoteReads = tuple[tuple[int, int, int, int], ...]
 """A segment, a tensor that it reads on another stage than the tensor's, the first segment of its stage to do so, and that of
 the stage from which the tensor has come there: -1 where that is the tensor's own."""
 
 
-def reads_apart(graph: Graph, layers: Layers, stages: Sequence[int]) -> Apart:
+def reads_apart(graph: Graph, layers: Layers, stages: Sequence[int]) -> RemoteReads:
     """The parameters that segments read on another stage than their own, of which such a stage has a copy, and the values that
     several layers read on other stages; ``stages`` holds the stage of each layer.
 

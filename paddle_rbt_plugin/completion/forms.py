@@ -5,7 +5,7 @@ the gradient as well. ``c_embedding`` looks up the words of its own slice, whose
 the same. Logits whose vocabulary is sharded are gathered before ``cross_entropy_with_softmax``;
 ``c_softmax_with_cross_entropy`` leaves them where they are and reduces three numbers per token: the largest logit, the sum of
 the exponentials and the target's logit (arXiv 1909.08053, section 3). It has no kernel for CPUs; dygraph composes the same of
-other ops (``handover.dygraph_ops``). Paddle's own passes for these two forms are not used, since they take all ranks of a mesh
+other ops (``handover.dygraph.ops``). Paddle's own passes for these two forms are not used, since they take all ranks of a mesh
 for the group that shares the vocabulary and number it by fleet's topology. What is completed and what is handed over must agree
 on the form, so all ask here.
 """

@@ -51,13 +51,13 @@ class Kernels:
         self.placements = placements
         self.batch_dims = batch_dims
         self.forms = forms
-        self.here: Mapping[int, int] = {}
+        self.remote_params: Mapping[int, int] = {}
         """The parameters that the ops to come read on another stage than the parameter's, each with what names the stage."""
         # Per forward tensor and the stage where it is a copy, the placements it was resharded to.
         self._copies: dict[tuple[int, int | None], frozenset[Placement]] = {}
         self._forward_copies = self._copies  # those of them that the forward pass made
 
-    def turn_back(self) -> None:
+    def begin_backward(self) -> None:
         """The forward pass has ended: what is resharded from now on is no copy that backward could read."""
         self._forward_copies = dict(self._copies)
 
@@ -71,7 +71,7 @@ class Kernels:
         self._copies.update((self._place(tensors[place]), targets) for place, targets in copies)
 
     def _place(self, tensor: int) -> tuple[int, int | None]:
-        return tensor, self.here.get(tensor)
+        return tensor, self.remote_params.get(tensor)
 
     def value(self, tensor: int, placement: Placement | None = None) -> Value:
         """A tensor where it lies, or in another placement."""

@@ -22,7 +22,7 @@ from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.operands import less_sharded, whole_along, wrongly_summed
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import UnsupportedProgram
-from paddle_rbt_plugin.graph.api import Argument, signature
+from paddle_rbt_plugin.graph.cpp_signatures import Argument, signature
 from paddle_rbt_plugin.graph.pir import CONSTANT_OPS, CONTAINER_OPS, dtype_name, plain_attrs
 from paddle_rbt_plugin.graph.random_ops import draws_whole
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
-from paddle_rbt_plugin.completion.crossings import Apart, crossings, externals_of, results_of
+from paddle_rbt_plugin.completion.crossings import RemoteReads, crossings, externals_of, results_of
 from paddle_rbt_plugin.completion.forms import FORMS
 from paddle_rbt_plugin.completion.kernels import AnyOracle, BatchDims, Copies, Gradients, Kernels, Saved
 from paddle_rbt_plugin.completion.oracle import Oracle
@@ -40,7 +40,7 @@ def complete(
     oracle: AnyOracle | None = None,
     train: bool = True,
     forms: Collection[str] = FORMS,
-    apart: Apart = (),
+    apart: RemoteReads = (),
     memo: Memo | None = None,
 ) -> Completion:
     """Completes a graph on a mesh.
@@ -97,7 +97,7 @@ class _Completer:
         batch_dims: BatchDims,
         train: bool,
         forms: Collection[str],
-        apart: Apart,
+        apart: RemoteReads,
         memo: Memo,
     ):
         self.graph = graph
@@ -124,7 +124,7 @@ class _Completer:
         forward, shared = self.memo.forward, self.memo.work
         keys = []
         for i, (segment, externals) in enumerate(zip(segments, self.externals, strict=True)):
-            self.kernels.here = self.apart.get(i, {})
+            self.kernels.remote_params = self.apart.get(i, {})
             key = (segment.kind, tuple(self.placements[t] for t in externals), self.kernels.copies_of(externals))
             results = results_of(self.graph, segment)
             if key not in forward:
@@ -169,11 +169,11 @@ class _Completer:
     def _backward_pass(self, keys: Sequence[tuple]) -> list[_Backward]:
         if self.graph.loss is not None:
             self.gradients[self.graph.loss] = [Placement.replicated(self.graph.tensors[self.graph.loss].ndim)]
-        self.kernels.turn_back()
+        self.kernels.begin_backward()
         memo = self.memo.backward
         done: list[_Backward] = []
         for i in reversed(range(len(keys))):
-            here = self.kernels.here = self.apart.get(i, {})
+            here = self.kernels.remote_params = self.apart.get(i, {})
             segment, externals = self.layers.segments[i], self.externals[i]
             results = results_of(self.graph, segment)
             moved = [k for t in results for k in self._received(t, -1)]

@@ -25,7 +25,7 @@ class Training:
     own_copies: bool = False
     """Pipeline stages send each other hidden states only, of which each rank of the mp group sends a part, which receivers
     gather (Megatron-LM); what they sum once per step of a weight that several of them hold is not counted. Without it they send
-    what else layers read of others, too, as programs handed over to Paddle do (``handover.pipeline``)."""
+    what else layers read of others, too, as programs handed over to Paddle do (``handover.pir.pipeline``)."""
     float32_gradients: bool = False
     """Gradients are kept and reduced in float32 although the precision is fp16 or bf16 (``amp_master_grad``)."""
     overlap_mp: bool = False

@@ -12,7 +12,6 @@ add as free.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from math import prod
 from typing import Any
 
 from paddle_rbt_plugin.cluster import Cluster
-from paddle_rbt_plugin.cost.paddle_memo import memoised
+from paddle_rbt_plugin.cost.paddle_memo import estimates_remembered
+from paddle_rbt_plugin.patching import Attribute, Item, Setting, paddle_change
 
 _SAME_WIDTH = {"bfloat16": "float16", "int16": "float16", "float64": "int64", "int8": "uint8", "bool": "uint8"}
 _BYTES = {"float32": 4, "int32": 4, "float16": 2, "int64": 8, "uint8": 1}
@@ -80,15 +80,18 @@ def paddle_estimate(program: Any, context: Any, cluster: Cluster) -> PaddleEstim
 
     ranks: Any = RankCluster(cluster)
     types = {op.type for block in program.blocks for op in block.ops}
-    with _repaired(types, cluster), memoised():
+    with estimator_repaired.apply(types, cluster), estimates_remembered.apply():
         estimator = CostEstimator(program, ranks, rank=0)
         seconds = estimator.estimate(context).time / 1e6
         return PaddleEstimate(seconds, float(estimator._estimate_max_memory_by_dist_op(context)))
 
 
-@contextlib.contextmanager
-def _repaired(types: set[str], cluster: Cluster) -> Iterator[None]:
-    """The estimator's tables and classes that know every op type and dtype; everything is as it was afterwards."""
+@paddle_change(">=2.6,<3.4")
+def estimator_repaired(types: set[str], cluster: Cluster) -> Iterator[Setting]:
+    """The estimator's tables and classes that know every op type and dtype.
+
+    Reason: an op type without a cost class is a KeyError, and communication knows five dtypes.
+    """
     from paddle.distributed.auto_parallel.static.cost import base_cost
 
     factory = base_cost._g_op_cost_factory
@@ -101,14 +104,9 @@ def _repaired(types: set[str], cluster: Cluster) -> Iterator[None]:
     def init(cost: Any, op: Any = None, op_desc: Any = None, comm_context: Any = None) -> None:
         original(cost, op, _known_dtypes(op_desc), comm_context)
 
-    factory.update(added)
-    base_cost.CommOpCost.__init__ = init
-    try:
-        yield
-    finally:
-        base_cost.CommOpCost.__init__ = original
-        for name in added:
-            del factory[name]
+    for name, cls in added.items():
+        yield Item(factory, name, cls)
+    yield Attribute(base_cost.CommOpCost, "__init__", init)
 
 
 def _bytes_cost(op_type: str, bandwidth: float) -> type:

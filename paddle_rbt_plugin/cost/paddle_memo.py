@@ -7,30 +7,30 @@ of a mesh hold parts of equal size, so all of them share one too (``_local_sizes
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from paddle_rbt_plugin.patching import Attribute, Setting, paddle_change
 
 _NAMES = frozenset({"op_namescope", "op_callstack", "op_device", "op_role_var"})
 """Attributes that say where an op stands, not what it does."""
 
 
-@contextlib.contextmanager
-def memoised() -> Iterator[None]:
-    """While it is entered, the estimator remembers; what it remembers is forgotten afterwards."""
+@paddle_change(">=2.6,<3.4")
+def estimates_remembered() -> Iterator[Setting]:
+    """While it is made, the estimator remembers; what it remembers is forgotten afterwards.
+
+    Reason: it describes every op for every rank anew, which takes minutes for the layers of a model.
+    """
     from paddle.distributed.auto_parallel.static.cost import estimate_cost
     from paddle.distributed.auto_parallel.static.dist_tensor import DistributedTensor
 
     container, sizes = estimate_cost.get_distributed_operator_impl_container, DistributedTensor.get_local_sizes
     known: dict[Any, Any] = {}
-    estimate_cost.get_distributed_operator_impl_container = lambda type_: _Container(container(type_).impls, type_, known)
-    DistributedTensor.get_local_sizes = staticmethod(_local_sizes(sizes))
-    try:
-        yield
-    finally:
-        estimate_cost.get_distributed_operator_impl_container = container
-        DistributedTensor.get_local_sizes = staticmethod(sizes)
+    remembering = lambda type_: _Container(container(type_).impls, type_, known)  # noqa: E731
+    yield Attribute(estimate_cost, "get_distributed_operator_impl_container", remembering)
+    yield Attribute(DistributedTensor, "get_local_sizes", staticmethod(_local_sizes(sizes)))
 
 
 @dataclass(frozen=True)

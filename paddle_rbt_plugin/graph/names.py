@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from paddle_rbt_plugin.errors import PatternError, UnsupportedProgram
-from paddle_rbt_plugin.graph.api import Argument, known_ops, signature
+from paddle_rbt_plugin.graph.cpp_signatures import Argument, known_ops, signature
 from paddle_rbt_plugin.graph.graph import Graph, Op
 
 

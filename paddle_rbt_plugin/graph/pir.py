@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from paddle_rbt_plugin.errors import UnsupportedProgram
-from paddle_rbt_plugin.graph.api import ArgumentKind, signature
+from paddle_rbt_plugin.graph.cpp_signatures import ArgumentKind, signature
 from paddle_rbt_plugin.graph.graph import Graph, Op, Tensor, TensorKind
 
 # Containers of the IR: they carry lists of values and compute nothing.

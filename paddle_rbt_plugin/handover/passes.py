@@ -9,7 +9,7 @@ the context under the key ``plan``.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import paddle
@@ -24,14 +24,15 @@ from paddle_rbt_plugin.graph import Graph, is_legacy, read_program
 from paddle_rbt_plugin.graph.legacy import read_legacy_program
 from paddle_rbt_plugin.handover.legacy.annotate import annotate as annotate_legacy
 from paddle_rbt_plugin.handover.legacy.judge import tune_legacy
-from paddle_rbt_plugin.handover.patches import enable_static_training_on_cpu
-from paddle_rbt_plugin.handover.pipeline import annotate_stages
-from paddle_rbt_plugin.handover.random_streams import common_seed
-from paddle_rbt_plugin.handover.recompute import is_allowed, mark
-from paddle_rbt_plugin.handover.replay import annotate, paddle_mesh
-from paddle_rbt_plugin.handover.seeds import register_streams, stream_names
-from paddle_rbt_plugin.handover.shared_weights import copies_in, original_name
-from paddle_rbt_plugin.handover.strategy import as_the_program_runs
+from paddle_rbt_plugin.handover.pir.patches import install_for_pass_alone
+from paddle_rbt_plugin.handover.pir.pipeline import annotate_plan
+from paddle_rbt_plugin.handover.pir.recompute import is_allowed, mark
+from paddle_rbt_plugin.handover.pir.seeds import register_streams, stream_names
+from paddle_rbt_plugin.handover.pir.shared_weights import copies_in, original_name
+from paddle_rbt_plugin.handover.shared.conversion import paddle_mesh
+from paddle_rbt_plugin.handover.shared.gloo import enable_static_training_on_cpu
+from paddle_rbt_plugin.handover.shared.random_streams import common_seed
+from paddle_rbt_plugin.handover.shared.strategy import as_the_program_runs
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.tuner import TunerWarning, check_batch, job_cluster, tune_graph
 
@@ -78,7 +79,10 @@ class RuleBasedTunerPass(PassBase):
                 )
             if is_allowed(plan, extra["constraints"]):
                 mark(main_program, graph, plan)
-            apply_plan(main_program, plan, {name: t.placement for name, t in plan.leaves(graph).items()})
+            if alone:
+                install_for_pass_alone()
+            placements = {name: t.placement for name, t in plan.leaves(graph).items()}
+            apply_plan(main_program, plan, placements, settings.blocked_plugins)
             shared = copies_in(main_program) if alone else []
             if shared:
                 names = ", ".join(sorted({original_name(name) for name in shared}))
@@ -89,8 +93,10 @@ class RuleBasedTunerPass(PassBase):
         context.set_attr(PLAN, plan)
 
 
-def apply_plan(program: Any, plan: Plan, placements: dict[str, Placement]) -> None:
-    """Annotates a program in place. Raises TunerError for a plan that PIR cannot execute this way."""
+def apply_plan(program: Any, plan: Plan, placements: dict[str, Placement], blocked: Sequence[str] = ()) -> None:
+    """Annotates a program in place; plugins that are ``blocked`` name no custom op.
+
+    Raises TunerError for a plan that PIR cannot execute this way."""
     meshes = list(dict.fromkeys(stage.process_mesh for stage in plan.stages))
     enable_static_training_on_cpu([paddle_mesh(mesh) for mesh in meshes])
     forms = forms_of_job(plan)
@@ -101,10 +107,7 @@ def apply_plan(program: Any, plan: Plan, placements: dict[str, Placement]) -> No
             TunerWarning,
             stacklevel=2,
         )
-    if len(meshes) == 1:
-        annotate(program, meshes[0], placements, forms)
-    else:
-        annotate_stages(program, read_program(program, needs_loss=False), plan, placements, forms)
+    annotate_plan(program, plan, placements, forms, blocked)
     if stream_names(program):
         register_streams(program, common_seed())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
-from paddle_rbt_plugin.graph.api import known_ops
+from paddle_rbt_plugin.graph.cpp_signatures import known_ops
 from paddle_rbt_plugin.pattern.pattern import CompiledPattern
 
 

@@ -235,33 +235,33 @@ class Plan:
 
     def shard_layer(self, model: Any) -> Any:
         """Turns the parameters of a dygraph Layer into distributed ones, in place, as the plan says; returns the Layer."""
-        from paddle_rbt_plugin.handover.dygraph import shard_layer
+        from paddle_rbt_plugin.handover.dygraph.sharding import shard_layer
 
         return shard_layer(self, model)
 
     def shard_optimizer(self, optimizer: Any) -> Any:
         """Lets an optimizer of a dygraph Layer that ``shard_layer`` has sharded divide its states (moments, master weights)
         over the replicas, in place, as the ZeRO stage of the plan says; returns the optimizer."""
-        from paddle_rbt_plugin.handover.dygraph import shard_optimizer
+        from paddle_rbt_plugin.handover.dygraph.sharding import shard_optimizer
 
         return shard_optimizer(self, optimizer)
 
     def shard_dataloader(self, loader: Any) -> Any:
         """A loader of whole batches as one that gives each rank its part, for ``dist.to_static`` and ``Engine.run``."""
-        from paddle_rbt_plugin.handover.dygraph import shard_dataloader
+        from paddle_rbt_plugin.handover.dygraph.sharding import shard_dataloader
 
         return shard_dataloader(self, loader)
 
     def check_replicas(self, model: Any) -> None:
         """Compares what the ranks hold of a sharded Layer: replicas must be equal. Raises HandoverError naming the first tensor
         that differs, and the ranks. All ranks call it."""
-        from paddle_rbt_plugin.handover.replicas import check_layer
+        from paddle_rbt_plugin.handover.shared.replicas import check_layer
 
         check_layer(self, model)
 
     def to_strategy(self) -> Any:
         """A ``paddle.distributed.Strategy`` with the settings of the plan."""
-        from paddle_rbt_plugin.handover.strategy import to_strategy
+        from paddle_rbt_plugin.handover.shared.strategy import to_strategy
 
         return to_strategy(self)
 

@@ -18,7 +18,7 @@ from paddle_rbt_plugin.cluster import Cluster, stage_meshes
 from paddle_rbt_plugin.cluster.mesh import smallest_factor
 from paddle_rbt_plugin.cost import DEFAULT, Candidate, Constants, Estimate, Training, estimate
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.handover.configs import config_graph
+from paddle_rbt_plugin.handover.pir.configs import config_graph
 from paddle_rbt_plugin.models import Config, GPTConfig, LlamaConfig
 from paddle_rbt_plugin.plugins import load_plugins, parse_cluster
 from paddle_rbt_plugin.runs.table import Run, read_runs

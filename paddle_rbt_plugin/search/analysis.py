@@ -11,10 +11,10 @@ from math import prod
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh, smallest_factor
 from paddle_rbt_plugin.completion import (
     AnyOracle,
-    Apart,
     Completion,
     Memo,
     Placement,
+    RemoteReads,
     complete,
     complete_by_batch,
     data_parallel,
@@ -55,7 +55,7 @@ class Analysis:
     _oracles: dict[tuple, AnyOracle] = field(default_factory=dict, compare=False, repr=False)
     _completions: dict[tuple, Completion] = field(default_factory=dict, compare=False, repr=False)
     _memos: dict[tuple, Memo] = field(default_factory=dict, compare=False, repr=False)
-    _aparts: dict[tuple[int, ...], Apart] = field(default_factory=dict, compare=False, repr=False)
+    _aparts: dict[tuple[int, ...], RemoteReads] = field(default_factory=dict, compare=False, repr=False)
     _sharded: dict[int, dict[str, set[int]]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -112,12 +112,12 @@ class Analysis:
             small = ProcessMesh(mesh.axes, tuple(shape), (), mesh.experts)
         return replace(self._completion(small, apart), mesh=mesh)
 
-    def _reads_apart(self, stages: tuple[int, ...]) -> Apart:
+    def _reads_apart(self, stages: tuple[int, ...]) -> RemoteReads:
         if stages not in self._aparts:
             self._aparts[stages] = reads_apart(self.graph, self.layers, stages) if stages else ()
         return self._aparts[stages]
 
-    def _completion(self, mesh: ProcessMesh, apart: Apart = ()) -> Completion:
+    def _completion(self, mesh: ProcessMesh, apart: RemoteReads = ()) -> Completion:
         key = (mesh.axes, mesh.shape, mesh.experts, apart)
         if key not in self._completions:
             mesh = replace(mesh, ranks=tuple(range(prod(mesh.shape))))

@@ -64,7 +64,7 @@ def graph_of(model: Any, input_spec: Sequence[Any] | None = None, loss: Any = No
 
         return model_graph(model, BATCH)
     if isinstance(model, nn.Layer):
-        from paddle_rbt_plugin.handover.trace import trace_layer
+        from paddle_rbt_plugin.handover.pir.trace import trace_layer
 
         if not input_spec:
             raise TunerError("a Layer is traced on inputs of known shape: give input_spec=[paddle.static.InputSpec(...), ...]")

@@ -3,7 +3,6 @@ reader, the zoo, the engine or the partition it has its test there, and the one 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ from zoo import ZOO
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.cluster import parse_cluster
 from paddle_rbt_plugin.cost.paddle import PaddleEstimate, RankCluster
+from paddle_rbt_plugin.cost.paddle_memo import estimates_remembered
 from paddle_rbt_plugin.graph.legacy import read_legacy_program
 from paddle_rbt_plugin.handover.legacy.engine import check_runs_on_cpu, with_paths_of_job
 from paddle_rbt_plugin.handover.legacy.judge import judge
@@ -294,12 +294,12 @@ def test_paddles_cost_model_is_compared_with_ours_in_the_explanation() -> None:
 
 
 @pytest.mark.parametrize("degrees", [{"dp": 4, "mp": 2}, {"dp": 2, "mp": 2, "pp": 2}], ids=["dp4 x mp2", "dp2 x mp2 x pp2"])
-def test_what_paddles_estimator_remembers_does_not_change_its_figures(degrees: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_paddles_estimator_remembers_does_not_change_its_figures(degrees: dict) -> None:
     program = gpt(3)
     remembered = judged(program, one_plan(program, **degrees))
-    monkeypatch.setattr("paddle_rbt_plugin.cost.paddle.memoised", contextlib.nullcontext)
-    program = gpt(3)
-    assert judged(program, one_plan(program, **degrees)) == remembered
+    with estimates_remembered.left_out():
+        program = gpt(3)
+        assert judged(program, one_plan(program, **degrees)) == remembered
 
 
 def test_by_paddles_cost_model_no_plan_is_better_and_ties_are_ours_to_break() -> None:

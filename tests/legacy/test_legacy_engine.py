@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import paddle
 import pytest
+from launching import launch_all
 
 WORKER = Path(__file__).parent / "engine_worker.py"
 STEPS = 4
@@ -20,18 +18,7 @@ STEPS = 4
 def train(folder: Path, settings: dict | None, processes: int = 1, clip: str = "none") -> list[dict[str, Any]]:
     """What every rank saw."""
     folder.mkdir(parents=True)
-    command = [sys.executable]
-    if processes > 1:
-        command += ["-m", "paddle.distributed.launch", "--nproc_per_node", str(processes), "--backend", "gloo"]
-        command += ["--log_dir", str(folder / "log")]
-    out = folder / "result"
-    done = subprocess.run(
-        [*command, str(WORKER), json.dumps(settings), str(STEPS), clip, str(out)],
-        env=os.environ | {"FLAGS_enable_pir_api": "0"}, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    logs = "".join(p.read_text()[-3000:] for p in sorted(folder.glob("log/workerlog.*")))
-    assert done.returncode == 0, logs or done.stderr[-3000:]
-    return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(processes)]
+    return launch_all(str(WORKER), processes, folder / "result", json.dumps(settings), str(STEPS), clip)
 
 
 @pytest.fixture(scope="module")

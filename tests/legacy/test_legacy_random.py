@@ -22,7 +22,7 @@ two_processes = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What two ranks trained to; the worker compares their replicas, too."""
-    return launch_all(str(WORKER), 2, tmp_path_factory.mktemp("random") / "result")
+    return launch_all(str(WORKER), 2, tmp_path_factory.mktemp("random") / "result", fresh=True)
 
 
 @pytest.mark.slow

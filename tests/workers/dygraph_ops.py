@@ -25,7 +25,7 @@ from steps import over_ranks
 from zoo import ZOO, Model
 
 import paddle_rbt_plugin as rbt
-from paddle_rbt_plugin.handover import dygraph
+from paddle_rbt_plugin.handover.dygraph import sharding as dygraph
 
 
 def mark(model: str, phase: str) -> None:

@@ -23,7 +23,7 @@ from paddle.static import InputSpec
 from steps import over_ranks
 
 import paddle_rbt_plugin as rbt
-from paddle_rbt_plugin.handover.dygraph_optimizer import ELEMENTWISE
+from paddle_rbt_plugin.handover.dygraph.optimizer import ELEMENTWISE
 
 WIDTH, WORDS, LENGTH, BATCH, STEPS = 16, 24, 4, 8, 3
 SPEC = [InputSpec([BATCH, LENGTH], "int64", "ids"), InputSpec([BATCH, LENGTH, 1], "int64", "labels")]

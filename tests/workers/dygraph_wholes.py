@@ -19,7 +19,7 @@ import paddle
 import paddle.distributed as dist
 from paddle.nn import functional as F
 
-from paddle_rbt_plugin.handover.dygraph_ops import install
+from paddle_rbt_plugin.handover.dygraph.ops import install
 
 OPS: dict[str, tuple[Callable[[Any], Any], int]] = {
     "norm of all": (lambda x: x.norm(), 0),

@@ -67,7 +67,7 @@ def run(entry: str, space: dict, steps: int) -> dict:
     tuning = {"enable": True, "pass_name": "rule_based_tuner", "search_space": space}
 
     if entry == "pass":
-        from paddle_rbt_plugin.handover.trace import trace_layer
+        from paddle_rbt_plugin.handover.pir.trace import trace_layer
 
         program = trace_layer(Logits(model), spec[:3], model.criterion, spec[3:]).program
         context = PassContext()

@@ -20,7 +20,8 @@ from paddle.distributed.fleet import auto
 from pipeline_play import begin, check_message, play
 
 import paddle_rbt_plugin as rbt
-from paddle_rbt_plugin.handover import guard, passes
+from paddle_rbt_plugin.handover import passes
+from paddle_rbt_plugin.handover.engine import guard
 from paddle_rbt_plugin.models import GPTConfig, LlamaConfig, build, input_spec
 
 BATCH, STEPS = 8, 4

@@ -22,7 +22,7 @@ from pipeline_engine import BATCH, STEPS, build_model, config_of, prepared, step
 from pipeline_play import KINDS, SINKS, play
 
 from paddle_rbt_plugin.graph.pir import dtype_name
-from paddle_rbt_plugin.handover.replay import LEAVES
+from paddle_rbt_plugin.handover.pir.replay import LEAVES
 from paddle_rbt_plugin.models import input_spec
 
 RATE = 1.0

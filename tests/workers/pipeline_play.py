@@ -18,7 +18,7 @@ import paddle
 from paddle.distributed.auto_parallel.static import process_group
 from paddle.distributed.auto_parallel.static.reshard_funcs.same_status_reshard_func import SameStatusReshardFunction
 
-from paddle_rbt_plugin.handover import chunks
+from paddle_rbt_plugin.handover.pir import chunks
 
 KINDS = {"pd_op.send_v2": "send", "pd_op.recv_v2": "receive"}
 SINKS = ("builtin.shadow_output", "pd_op.set_persistable_value")

@@ -17,13 +17,13 @@ import pipeline_play
 from pipeline_numbers import compared
 
 from paddle_rbt_plugin.completion.oracle import producer_of
-from paddle_rbt_plugin.handover import guard
-from paddle_rbt_plugin.handover.pipeline import _Annotation
-from paddle_rbt_plugin.handover.replay import LEAVES
+from paddle_rbt_plugin.handover.engine import guard
+from paddle_rbt_plugin.handover.pir.pipeline import _StagedAnnotation
+from paddle_rbt_plugin.handover.pir.replay import LEAVES
 
 
 def sent_directly(annotation: Any, value: Any, reader: Any, chunk: int) -> Any:
-    """Takes the place of ``_Annotation._brought``."""
+    """Takes the place of ``_StagedAnnotation._brought``."""
     producer, stages = producer_of(value), len(annotation.meshes)
     is_sent = producer.id() not in annotation.constants and producer.name() not in LEAVES
     stage = chunk % stages
@@ -34,7 +34,7 @@ def sent_directly(annotation: Any, value: Any, reader: Any, chunk: int) -> Any:
     return annotation.copies[value.id, stage]
 
 
-stage_by_stage, check = _Annotation._brought, guard._check
+stage_by_stage, check = _StagedAnnotation._brought, guard._check
 
 
 def played(case: dict[str, Any]) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def played(case: dict[str, Any]) -> dict[str, Any]:
     os.environ["PADDLE_TRAINERS_NUM"] = str(ranks)
     pipeline_play.forget()
     is_direct = case.pop("direct", False)
-    _Annotation._brought = sent_directly if is_direct else stage_by_stage
+    _StagedAnnotation._brought = sent_directly if is_direct else stage_by_stage
     guard._check = (lambda *_: None) if is_direct else check  # it refuses to train so
     try:
         return compared(ranks=ranks, **case)

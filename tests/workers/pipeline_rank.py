@@ -23,10 +23,10 @@ from pipeline_engine import build_model, config_of
 from pipeline_play import KINDS, begin, check_message, peer, play
 
 from paddle_rbt_plugin.config import Settings
-from paddle_rbt_plugin.handover import chunks
-from paddle_rbt_plugin.handover.pipeline import annotate_stages, schedulable
-from paddle_rbt_plugin.handover.structure import as_rank, partition, resolve
-from paddle_rbt_plugin.handover.trace import trace_layer
+from paddle_rbt_plugin.handover.pir import chunks
+from paddle_rbt_plugin.handover.pir.pipeline import annotate_stages, schedulable
+from paddle_rbt_plugin.handover.pir.structure import as_rank, partition, resolve
+from paddle_rbt_plugin.handover.pir.trace import trace_layer
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.models import input_spec
 from paddle_rbt_plugin.tuner import tune_graph

@@ -21,14 +21,14 @@ from paddle.static import InputSpec
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.completion import Placement
-from paddle_rbt_plugin.handover import dygraph_random
-from paddle_rbt_plugin.handover.engine_random import streams_of
-from paddle_rbt_plugin.handover.local import paddle_placements
-from paddle_rbt_plugin.handover.patches import enable_static_training_on_cpu
-from paddle_rbt_plugin.handover.random_streams import Source, Streams
-from paddle_rbt_plugin.handover.replay import annotate, paddle_mesh
-from paddle_rbt_plugin.handover.seeds import draws_from_device, stream_names
-from paddle_rbt_plugin.handover.structure import partition, resolve
+from paddle_rbt_plugin.handover.dygraph import random as dygraph_random
+from paddle_rbt_plugin.handover.pir.replay import annotate
+from paddle_rbt_plugin.handover.pir.seeds import draws_from_device, stream_names
+from paddle_rbt_plugin.handover.pir.structure import partition, resolve
+from paddle_rbt_plugin.handover.shared.conversion import paddle_mesh, paddle_placements
+from paddle_rbt_plugin.handover.shared.engine_random import streams_of
+from paddle_rbt_plugin.handover.shared.gloo import enable_static_training_on_cpu
+from paddle_rbt_plugin.handover.shared.random_streams import Source, Streams
 
 MESH = ProcessMesh(("mp",), (2,), (0, 1))
 SHAPE = [8, 16]

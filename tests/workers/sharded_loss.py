@@ -15,7 +15,7 @@ import paddle
 import paddle.distributed as dist
 from paddle.nn import functional as F
 
-from paddle_rbt_plugin.handover.dygraph_ops import install
+from paddle_rbt_plugin.handover.dygraph.ops import install
 
 LOSSES = {
     "mean": {},

@@ -76,6 +76,6 @@ ZOO = {
 @cache
 def graph(name: str):
     """Graph of a model of the zoo, traced once."""
-    from paddle_rbt_plugin.handover.trace import trace_layer
+    from paddle_rbt_plugin.handover.pir.trace import trace_layer
 
     return trace_layer(ZOO[name].build(), ZOO[name].spec).graph

@@ -23,7 +23,7 @@ from typing import Any
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.handover.checkpoint import randomness, schedules, store
 from paddle_rbt_plugin.handover.checkpoint.held import Held, Holder, holder_of
-from paddle_rbt_plugin.handover.engine_programs import current
+from paddle_rbt_plugin.handover.pir.engine_programs import current
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 

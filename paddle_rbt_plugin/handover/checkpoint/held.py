@@ -17,8 +17,8 @@ import paddle.distributed as dist
 from paddle.distributed.auto_parallel.static.engine import Engine
 
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.handover.engine_outputs import Layout, dygraph
-from paddle_rbt_plugin.handover.engine_programs import current, inner
+from paddle_rbt_plugin.handover.pir.engine_outputs import Layout, dygraph
+from paddle_rbt_plugin.handover.pir.engine_programs import current, inner
 
 
 @dataclass(frozen=True)

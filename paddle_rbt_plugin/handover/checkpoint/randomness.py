@@ -15,9 +15,9 @@ import paddle
 import paddle.distributed as dist
 
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.handover import dygraph_random
-from paddle_rbt_plugin.handover.engine_outputs import dygraph
-from paddle_rbt_plugin.handover.engine_random import source_of
+from paddle_rbt_plugin.handover.dygraph import random as dygraph_random
+from paddle_rbt_plugin.handover.pir.engine_outputs import dygraph
+from paddle_rbt_plugin.handover.shared.engine_random import source_of
 
 
 def renewed(engine: Any, model: Any) -> dict[str, Any]:

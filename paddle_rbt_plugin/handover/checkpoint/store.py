@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.file_schema import problem
 from paddle_rbt_plugin.handover.checkpoint.held import Held
-from paddle_rbt_plugin.handover.engine_outputs import Layout, dygraph
+from paddle_rbt_plugin.handover.pir.engine_outputs import Layout, dygraph
 
 VERSION = 1
 _INDEX = "index.json"

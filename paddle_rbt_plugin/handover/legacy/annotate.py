@@ -17,7 +17,7 @@ from paddle_rbt_plugin.completion import Placement, data_parallel
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph import Graph, Tensor
 from paddle_rbt_plugin.graph.legacy import LegacyGraph
-from paddle_rbt_plugin.handover.replay import paddle_mesh
+from paddle_rbt_plugin.handover.shared.conversion import paddle_mesh
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.plan.plan import Plan
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,17 @@ from paddle.distributed.passes.pass_base import PassContext, new_pass
 from paddle_rbt_plugin.config import PASS_NAME
 from paddle_rbt_plugin.errors import TunerError, TuningFinished
 from paddle_rbt_plugin.graph.legacy import LegacyGraph, read_legacy_program
-from paddle_rbt_plugin.handover import engine_random
-from paddle_rbt_plugin.handover.engine_state import engine_plan, own_strategy, pass_attributes, set_engine_plan
 from paddle_rbt_plugin.handover.legacy import patches, random
 from paddle_rbt_plugin.handover.legacy.annotate import annotate, check_completed
 from paddle_rbt_plugin.handover.legacy.ops import legacy_static_ops
-from paddle_rbt_plugin.handover.patches import enable_static_training_on_cpu
-from paddle_rbt_plugin.handover.replay import paddle_mesh
-from paddle_rbt_plugin.handover.strategy import constraints_of, is_enabled
+from paddle_rbt_plugin.handover.shared import engine_random
+from paddle_rbt_plugin.handover.shared.conversion import paddle_mesh
+from paddle_rbt_plugin.handover.shared.copies import share_all
+from paddle_rbt_plugin.handover.shared.engine_state import engine_plan, own_strategy, pass_attributes, set_engine_plan
+from paddle_rbt_plugin.handover.shared.gloo import enable_static_training_on_cpu
+from paddle_rbt_plugin.handover.shared.random_streams import common_seed
+from paddle_rbt_plugin.handover.shared.strategy import constraints_of, is_enabled
+from paddle_rbt_plugin.patching import ENGINES_OF_SCRIPTS, Attribute, Setting, paddle_change
 from paddle_rbt_plugin.plan.plan import Plan
 
 _STAGE = "PADDLE_AUTO_PARALLEL_STAGE"
@@ -43,10 +46,19 @@ _GPU_ONLY = {
 
 
 def install() -> None:
-    """Wraps the engine. PIR engines never reach ``_plan``, so they are not touched."""
-    patches.let_engine_start_without_cuda()
-    patches.let_engine_share_parameters_on_cpu()
-    engine_random.install()
+    """Makes the changes that stay. Doing it again changes nothing."""
+    patches.engine_starts_without_cuda.install()
+    if not engine_tunes_legacy_programs.is_made:
+        engine_random.engine_starts_alike.install(_initialize)
+    engine_tunes_legacy_programs.install()
+
+
+@paddle_change(">=2.6,<3.4", permanent=ENGINES_OF_SCRIPTS)
+def engine_tunes_legacy_programs() -> Iterator[Setting]:
+    """Tunes the serial program of an engine before Paddle completes it. PIR engines never reach ``_plan``.
+
+    Reason: Paddle has no place for a tuner but its own there.
+    """
     plan_original, parallel_original, prepare_original = Engine._plan, Engine._parallel, Engine._prepare_program
 
     @functools.wraps(plan_original)
@@ -78,16 +90,30 @@ def install() -> None:
 
     @functools.wraps(prepare_original)
     def prepare(engine: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_enabled(engine._strategy.tuning) or getattr(engine, "_in_pir_mode", False):
+        if getattr(engine, "_in_pir_mode", False):
             return prepare_original(engine, *args, **kwargs)
-        patches.leave_out_sequence_parallel_pass(own_strategy(engine))
-        with legacy_static_ops():
-            return prepare_original(engine, *args, **kwargs)
+        with patches.cpu_needs_no_synchronization.apply():
+            if not is_enabled(engine._strategy.tuning):
+                return prepare_original(engine, *args, **kwargs)
+            patches.leave_out_sequence_parallel_pass(own_strategy(engine))
+            with legacy_static_ops():
+                return prepare_original(engine, *args, **kwargs)
 
-    setattr(plan, PASS_NAME, True)
-    Engine._plan = plan
-    Engine._parallel = parallel
-    Engine._prepare_program = prepare
+    yield Attribute(Engine, "_plan", plan)
+    yield Attribute(Engine, "_parallel", parallel)
+    yield Attribute(Engine, "_prepare_program", prepare)
+
+
+def _initialize(initialize: Callable[[], Any], engine: Any, mode: str) -> Any:
+    if engine._executor is not None:  # the weights are there
+        return initialize()
+    if engine._dygraph_mode:
+        share_all((p.name, p) for p in (*engine._model.parameters(), *engine._model.buffers()))
+        return initialize()
+    with random.initial_draws(common_seed(), engine._cur_rank):
+        result = initialize()
+    random.share_in_scope(engine._dist_contexts[mode], engine._place)
+    return result
 
 
 def check_clips(context: Any) -> None:

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from paddle_rbt_plugin.patching import Attribute, Setting, paddle_change
+
 _UNARY = (
     "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "exp", "floor", "log", "log1p", "log2", "log10", "round", "rsqrt",
     "sigmoid", "sign", "sin", "sinh", "sqrt", "tanh", "logical_not",
@@ -29,35 +31,8 @@ def legacy_static_ops() -> Iterator[None]:
     Tensors of every other kind keep Paddle's own functions, and so does every Paddle that still has these ops; on leaving,
     everything is as it was. Nested use is fine. Functions that a module bound by name before (``from paddle import matmul``)
     work too, as they call ``paddle._C_ops`` late."""
-    with contextlib.ExitStack() as stack:
-        for owner, name, replacement in _replacements():
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, replacement)
+    with ops_in_legacy_programs.apply():
         yield
-
-
-def _replacements() -> Iterator[tuple[Any, str, Callable]]:
-    import paddle
-    from paddle.base.framework import Variable
-
-    if not _lost_ops():
-        return
-    packages = ("paddle.tensor", "paddle.nn.functional")
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith(packages)]
-    for name, stand_in in _stand_ins().items():
-        original = getattr(paddle._C_ops, name, None)
-        if original is None:
-            continue
-        yield paddle._C_ops, name, _dispatching(original, stand_in)
-        for owner in (*modules, Variable):
-            bound = vars(owner).get(name)
-            if bound is original and inspect.isbuiltin(bound):
-                yield owner, name, _dispatching(bound, stand_in)
-    functional = paddle.nn.functional
-    for name in _COMPOSED:
-        original = getattr(functional, name, None)
-        if original is not None:
-            yield functional, name, _dispatching(original, globals()[f"_{name}"])
 
 
 def _lost_ops() -> bool:
@@ -65,6 +40,33 @@ def _lost_ops() -> bool:
     from paddle.base.framework import Variable
 
     return inspect.isbuiltin(getattr(Variable, "matmul", None)) or inspect.isbuiltin(getattr(Variable, "bmm", None))
+
+
+@paddle_change(">=3.2,<3.4", lacking=_lost_ops)
+def ops_in_legacy_programs() -> Iterator[Setting]:
+    """Appends ops to legacy programs by name where Paddle's functions take eager tensors and PIR values only.
+
+    Reason: ``Value`` is expected, ``but got Variable``, from ``paddle.matmul`` and the like.
+    """
+    import paddle
+    from paddle.base.framework import Variable
+
+    packages = ("paddle.tensor", "paddle.nn.functional")
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith(packages)]
+    for name, stand_in in _stand_ins().items():
+        original = getattr(paddle._C_ops, name, None)
+        if original is None:
+            continue
+        yield Attribute(paddle._C_ops, name, _dispatching(original, stand_in))
+        for owner in (*modules, Variable):
+            bound = vars(owner).get(name)
+            if bound is original and inspect.isbuiltin(bound):
+                yield Attribute(owner, name, _dispatching(bound, stand_in))
+    functional = paddle.nn.functional
+    for name in _COMPOSED:
+        original = getattr(functional, name, None)
+        if original is not None:
+            yield Attribute(functional, name, _dispatching(original, globals()[f"_{name}"]))
 
 
 def _dispatching(original: Callable, stand_in: Callable) -> Callable:

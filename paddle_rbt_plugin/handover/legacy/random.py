@@ -10,7 +10,7 @@ generator; it is set before each run, as the streams are (``random_streams``).
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,8 @@ from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.random_ops import DEVICE_OPS, SEED_OPERANDS, draws
-from paddle_rbt_plugin.handover.random_streams import PREFIX, coordinates, device_generator, hashed, seeded
+from paddle_rbt_plugin.handover.shared.random_streams import PREFIX, coordinates, device_generator, hashed, seeded
+from paddle_rbt_plugin.patching import Attribute, Setting, paddle_change
 
 _OPERATORS = ("dist_dropout", "dist_flash_attn", "dist_fused_dropout_add")
 """Modules of Paddle that ask for a stream."""
@@ -46,17 +47,20 @@ def controlled(rank: int) -> Iterator[list[str]]:
     modules: list[Any] = [
         importlib.import_module(f"paddle.distributed.auto_parallel.static.operators.{name}") for name in _OPERATORS
     ]
-    before = [module.determinate_rng for module in modules]
-    was_on = paddle_random._enable_random_control
-    for module in modules:
-        module.determinate_rng = name_stream
-    paddle_random._enable_random_control = True
-    try:
+    with streams_named.apply(modules, name_stream):
         yield names
-    finally:
-        paddle_random._enable_random_control = was_on
-        for module, original in zip(modules, before, strict=True):
-            module.determinate_rng = original
+
+
+@paddle_change(">=2.6,<3.4")
+def streams_named(modules: Iterable[Any], name_stream: Callable[..., str]) -> Iterator[Setting]:
+    """Switches Paddle's control of random streams on, and lets ``name_stream`` name them.
+
+    Reason: it is off by default. Paddle's own seeds are sums of multiples of the coordinates, of which several may be equal,
+    and its streams are shared by all ops.
+    """
+    for module in modules:
+        yield Attribute(module, "determinate_rng", name_stream)
+    yield Attribute(paddle_random, "_enable_random_control", True)
 
 
 def mesh_of(mesh: Any) -> ProcessMesh:

@@ -1,0 +1,124 @@
+"""Traces a Layer into a serial forward program."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import paddle
+from paddle import nn
+
+from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram, error_message
+from paddle_rbt_plugin.graph import Graph, read_program
+from paddle_rbt_plugin.handover.pir.patches import native_tracing
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A traced Layer: its PIR program and the graph read from it."""
+
+    program: Any
+    graph: Graph
+
+
+class _WithLoss(nn.Layer):
+    """A Layer and its loss as one forward function of a list of tensors, the shape that ``to_static`` takes."""
+
+    def __init__(self, layer: nn.Layer, loss: Callable[..., Any] | None, inputs: int):
+        super().__init__()
+        self.layer = layer
+        self.loss = loss
+        self.inputs = inputs
+
+    def forward(self, tensors):
+        output = self.layer(*tensors[: self.inputs])
+        if self.loss is None:
+            return output
+        outputs = output if isinstance(output, (list, tuple)) else [output]
+        return self.loss(*outputs, *tensors[self.inputs :])
+
+
+def trace_layer(
+    layer: nn.Layer,
+    input_spec: Sequence[Any],
+    loss: Callable[..., Any] | None = None,
+    labels_spec: Sequence[Any] = (),
+) -> Trace:
+    """Traces ``layer`` on inputs of the given specs, its loss included.
+
+    With ``loss=None`` the forward itself returns the loss. Parameters built under ``LazyGuard`` are never allocated.
+    Raises UnsupportedProgram where the Layer cannot be traced, TunerError for specs without a size or a name clash.
+    """
+    specs = [_named(spec, f"input{i}") for i, spec in enumerate(input_spec)]
+    specs += [_named(spec, f"label{i}") for i, spec in enumerate(labels_spec)]
+    names = [spec.name for spec in specs]
+    if len(set(names)) < len(names):
+        raise TunerError(
+            f"two inputs have the same name: {sorted(n for n in set(names) if names.count(n) > 1)}; name each once"
+        )
+    wrapped = _WithLoss(layer, loss, len(input_spec))
+    wrapped.train() if layer.training else wrapped.eval()
+    was_dynamic = paddle.in_dynamic_mode()
+    if not was_dynamic:
+        paddle.disable_static()
+    try:
+        program, outputs = _trace(wrapped, specs)
+    finally:
+        if not was_dynamic:
+            paddle.enable_static()
+    structured = {p.name: name for name, p in layer.named_parameters()}
+    return Trace(program, read_program(program, _scalar(outputs), structured_names=structured))
+
+
+def with_batch(input_spec: Sequence[Any], labels_spec: Sequence[Any], global_batch: int | None) -> tuple[list[Any], list[Any]]:
+    """The specs with their batch dimension, the first one of the first input, set to ``global_batch`` where it is given.
+
+    Raises TunerError for a batch dimension without a size when no global batch is given."""
+    specs = [_named(spec, f"input{i}") for i, spec in enumerate(input_spec)]
+    labels = [_named(spec, f"label{i}") for i, spec in enumerate(labels_spec)]
+    traced = specs[0].shape[0] if specs[0].shape else None
+    for spec in (*specs, *labels):
+        if spec.shape and spec.shape[0] in (traced, -1):
+            if global_batch is None and spec.shape[0] == -1:
+                raise TunerError(f"the batch dimension of input {spec.name!r} has no size; give global_batch=...")
+            spec.shape = (global_batch or spec.shape[0], *spec.shape[1:])
+    return specs, labels
+
+
+def _scalar(outputs: Any) -> Any:
+    """The loss among what forward returns, where that is plain: a model may make other scalars, such as a copy to log."""
+    first = outputs[0] if isinstance(outputs, (list, tuple)) and outputs else outputs
+    return first if hasattr(first, "shape") and math.prod(first.shape) == 1 else None
+
+
+def _trace(layer: nn.Layer, specs: list[Any]) -> tuple[Any, Any]:
+    """The program of the forward pass, and its outputs."""
+    function = layer.forward
+    try:
+        with native_tracing.apply():
+            traced = paddle.jit.to_static(function, full_graph=True, input_spec=[specs]).concrete_program
+            return traced.main_program, traced.outputs
+    except (Exception, SystemExit) as native_error:  # the model's own Python may raise anything
+        warnings.warn(
+            f"tracing without transcription failed ({_first_line(native_error)}); trying again with Paddle's dy2static",
+            stacklevel=4,
+        )
+    try:
+        traced = paddle.jit.to_static(function, full_graph=True, input_spec=[specs]).concrete_program
+        return traced.main_program, traced.outputs
+    except (Exception, SystemExit) as error:
+        raise UnsupportedProgram(f"the Layer {type(layer.layer).__name__} cannot be traced: {_first_line(error)}") from error
+
+
+def _named(spec: Any, default: str) -> Any:
+    if spec is None or not hasattr(spec, "shape"):
+        raise TunerError(f"an input spec must be a paddle.static.InputSpec, not {spec!r}")
+    return paddle.static.InputSpec(list(spec.shape), spec.dtype, spec.name or default, stop_gradient=True)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in error_message(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1].strip() if lines else ''}"

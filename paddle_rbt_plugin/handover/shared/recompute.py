@@ -1,0 +1,15 @@
+"""What a plan recomputes."""
+
+from __future__ import annotations
+
+from paddle_rbt_plugin.plan.plan import Plan
+
+
+def recomputes(plan: Plan) -> bool:
+    """Whether a plan recomputes anything."""
+    return any(strategy_of(plan, entry) != "none" for entry in range(len(plan.stages)))
+
+
+def strategy_of(plan: Plan, entry: int) -> str:
+    """How the layers of an entry of ``plan.stages`` are recomputed: none, selective or full."""
+    return plan.stages[entry].recompute or plan.recompute
