@@ -42,7 +42,7 @@ PATTERNS = (
 CPU = ["paddlepaddle>=2.6.2,<3.4"]
 GPU = ["paddlepaddle-gpu>=2.6.2,<3.4"]
 TEST = ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "setuptools>=68", "wheel"]
-DEV = ["ruff>=0.6", "mypy>=1.11", "types-PyYAML", "types-jsonschema", "nox>=2024.10.9"]
+DEV = ["ruff>=0.6", "mypy>=1.11", "types-PyYAML", "types-jsonschema", "types-psutil", "nox>=2024.10.9"]
 FORMERS = ["paddleformers==1.2.0"]
 DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26", "mkdocs-click>=0.8", "ruff>=0.6"]
 PLOT = ["matplotlib>=3.8"]
@@ -76,6 +76,8 @@ setup(
         "PyYAML>=6.0",
         "jsonschema>=4.20",
         "safetensors>=0.4",
+        "psutil>=5.9.5",
+        "pydantic>=2.7",
         "packaging>=23",
     ],
     extras_require={"cpu": CPU, "gpu": GPU, "test": TEST, "dev": TEST + DEV, "docs": DOCS, "plot": PLOT, "formers": FORMERS},

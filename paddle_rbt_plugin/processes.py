@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
+
 from paddle_rbt_plugin.errors import TunerError
 
 _LOG_LINES = 15
@@ -65,16 +67,43 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+def descendants(process: psutil.Process) -> set[psutil.Process]:
+    """Every process that ``process`` has started, directly or not; none where it is gone."""
+    with suppress(psutil.NoSuchProcess):
+        return set(process.children(recursive=True))
+    return set()
+
+
+def kill(processes: Iterable[psutil.Process], timeout: float = 10) -> None:
+    """Kills the processes and waits up to ``timeout`` seconds until they are gone.
+
+    psutil compares creation times first, so a process that has reused the id of another is left alone. A zombie counts as gone:
+    in a container nobody may be there to reap it."""
+    running = list(processes)
+    for process in running:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    deadline = time.monotonic() + timeout
+    while running and time.monotonic() < deadline:
+        running = [p for p in psutil.wait_procs(running, 0.05)[1] if not _is_zombie(p)]
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def work(directory: str, lines: Iterable[Any]) -> None:
     """What a started process does: joins the others, then takes ``lines`` one by one and tells each, as JSON.
 
-    It leaves its process id in a file ``pid.RANK`` of the directory, and a file ``done.RANK`` when it has ended well."""
+    It leaves a file ``done.RANK`` in the directory when it has ended well."""
     end_with_parent()
     import paddle
     import paddle.distributed as dist
 
     rank = os.environ["PADDLE_TRAINER_ID"]
-    Path(directory, f"pid.{rank}").write_text(str(os.getpid()))
     on_cpu = os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo"  # the launcher says so
     paddle.set_device("cpu" if on_cpu else f"gpu:{dist.ParallelEnv().device_id}")
     dist.init_parallel_env()
@@ -101,7 +130,8 @@ class Processes:
         self.what, self.count, self.expected, self.unit, self.timeout = what, count, lines, unit, timeout
         self._temporary = tempfile.TemporaryDirectory(prefix="paddle-rbt-")
         self.directory = Path(self._temporary.name)
-        self._launcher: subprocess.Popen[bytes] | None = None
+        self._launcher: psutil.Popen | None = None
+        self._started: set[psutil.Process] = set()  # seen while the launcher ran: when it is gone, nothing leads to them
         self._signals = ExitStack()
         self._deadline = 0.0
 
@@ -119,7 +149,7 @@ class Processes:
         with (self.directory / "launch.log").open("wb") as log:
             # A session of its own, so that Ctrl-C reaches this process only, which then ends the others. The launcher hands its
             # standard input on to them, so all see this process go (end_with_parent).
-            self._launcher = subprocess.Popen(
+            self._launcher = psutil.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
             )
 
@@ -130,11 +160,11 @@ class Processes:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         with self._signals:
             if self._launcher is not None:
-                self._launcher.kill()  # not SIGTERM: on that it dies without ending its processes
+                with suppress(psutil.NoSuchProcess):
+                    self._launcher.suspend()  # it starts none after they are listed; on SIGTERM it would leave them behind
+                self._started |= descendants(self._launcher)
+                kill([self._launcher, *self._started])
                 self._launcher.communicate()
-            for path in self.directory.glob("pid.*"):
-                with suppress(ProcessLookupError, ValueError):
-                    os.kill(int(path.read_text()), signal.SIGKILL)
             self._temporary.cleanup()
 
     @property
@@ -151,7 +181,10 @@ class Processes:
 
     def check(self) -> None:
         """Raises TunerError, with the end of its log, where a process has failed, and where all take too long."""
-        code = None if self._launcher is None else self._launcher.poll()
+        code = None
+        if self._launcher is not None:
+            self._started |= descendants(self._launcher)
+            code = self._launcher.poll()
         if code is not None and not self.ended:
             raise self._error(f"a process of {self.what} failed (exit code {code})")
         if time.monotonic() > self._deadline:

@@ -19,7 +19,7 @@ LLAMA = LlamaConfig(layers=4, hidden=256, ffn=512, heads=4, kv_heads=4, vocab=10
 
 @cache
 def analysis_of(config: Config, batch: int = 2) -> Analysis:
-    return analyse(config_graph(config, batch), load_plugins().patterns, batch)
+    return analyse(config_graph(config, batch), load_plugins().patterns)
 
 
 @cache

@@ -15,14 +15,14 @@ def test_values_of_none_keep_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"levle": "o1"}, "did you mean 'level'"),
-        ({"level": "o9"}, "unknown level 'o9'"),
-        ({"cost_model": 3}, "cost_model is the name of a cost model"),
+        ({"levle": "o1"}, "did you mean level"),
+        ({"level": "o9"}, "level must be one of o1, o2, o3, not 'o9'"),
+        ({"cost_model": 3}, "cost_model must be the name of a cost model"),
         ({"memory_reserve": 1.0}, "memory_reserve"),
         ({"memory_reserve": "10%"}, "memory_reserve"),
         ({"memory_reserve": True}, "memory_reserve"),
-        ({"search_space": [("mp", 2)]}, "search_space is a dict"),
-        ({"save_path": 7}, "save_path is a path"),
+        ({"search_space": [("mp", 2)]}, "search_space must be a dict"),
+        ({"save_path": 7}, "save_path must be a path"),
     ],
 )
 def test_wrong_values_are_refused(values: dict, message: str) -> None:

@@ -170,7 +170,7 @@ def test_distributed_training_gives_the_serial_loss_at_every_step(processes, fix
 @pytest.mark.slow
 def test_ctrl_c_ends_all_processes_and_leaves_no_logs(tmp_path):
     process = subprocess.Popen(COMMAND, env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=-1, stderr=-1, text=True)
-    until(lambda: list(tmp_path.glob("*/pid.1")), process)
+    until(lambda: list(tmp_path.glob("*/lines.1")), process)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -118,5 +118,5 @@ def test_a_recomputation_that_does_not_exist_is_refused_where_it_stands() -> Non
 def test_the_time_limit_is_a_number_of_seconds() -> None:
     assert Settings(time_limit=2.5).time_limit == 2.5
     for wrong in (float("nan"), -1, "soon", True):
-        with pytest.raises(TunerError, match="time_limit is a number of seconds"):
+        with pytest.raises(TunerError, match="time_limit must be a number of seconds"):
             Settings(time_limit=wrong)

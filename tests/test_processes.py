@@ -8,8 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from waiting import until
+
+from paddle_rbt_plugin.processes import Processes, kill
 
 WORKER = """
 import itertools, sys, time
@@ -28,12 +31,11 @@ with Processes("the test", 2, 1, "steps", 100) as job:
 """
 
 
-def alive(pid: int) -> bool:
+def alive(process: psutil.Process) -> bool:
     """True for a process that is there and no zombie."""
-    stat = Path(f"/proc/{pid}/stat")
     try:
-        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
 
 
@@ -44,12 +46,12 @@ def test_processes_end_when_the_one_that_started_them_is_killed(tmp_path: Path) 
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(script)], env=environment)
     until(lambda: len(list(tmp_path.glob("*/lines.*"))) == 2, parent)
-    workers = [int(path.read_text()) for path in tmp_path.glob("*/pid.*")]
-    launcher = int(Path(f"/proc/{workers[0]}/stat").read_text().rpartition(")")[2].split()[1])
-    assert all(map(alive, [*workers, launcher]))
+    started = psutil.Process(parent.pid).children(recursive=True)
+    assert len(started) >= 3  # the launcher and its workers
+    assert all(map(alive, started))
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    until(lambda: not any(map(alive, [*workers, launcher])))
+    until(lambda: not any(map(alive, started)))
 
 
 def test_a_process_that_watches_its_parent_runs_until_that_is_gone() -> None:
@@ -62,3 +64,37 @@ def test_a_process_that_watches_its_parent_runs_until_that_is_gone() -> None:
     child.stdin.close()
     assert child.wait(timeout=30) == -signal.SIGKILL
     child.stdout.close()
+
+
+GRANDPARENT = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], start_new_session=True)
+time.sleep(100)
+"""
+
+
+def test_a_job_ends_what_its_launcher_started_and_no_process_that_a_file_names(tmp_path: Path) -> None:
+    bystander = psutil.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+    with Processes("the test", 1, 1, "steps", 100) as job:
+        (job.directory / "pid.0").write_text(str(bystander.pid))
+        job._launcher = psutil.Popen([sys.executable, "-c", GRANDPARENT], stdin=subprocess.PIPE, start_new_session=True)
+        launcher = psutil.Process(job._launcher.pid)
+        until(launcher.children)
+        started = [launcher, *launcher.children(recursive=True)]
+    assert not any(map(alive, started))
+    assert alive(bystander)
+    kill([bystander])
+    assert not alive(bystander)
+
+
+def test_workers_are_ended_though_their_launcher_is_gone() -> None:
+    with Processes("the test", 1, 1, "steps", 100) as job:
+        job._launcher = psutil.Popen([sys.executable, "-c", GRANDPARENT], stdin=subprocess.PIPE, start_new_session=True)
+        job._deadline = float("inf")
+        until(psutil.Process(job._launcher.pid).children)
+        job.check()
+        workers = job._launcher.children()
+        job._launcher.kill()
+        job._launcher.wait()
+        assert all(map(alive, workers))
+    assert not any(map(alive, workers))

@@ -10,6 +10,7 @@ from paddle import nn
 from paddle.static import InputSpec
 
 from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram
+from paddle_rbt_plugin.graph import Batch
 from paddle_rbt_plugin.handover.pir.trace import trace_layer, with_batch
 
 
@@ -86,8 +87,9 @@ def test_a_layer_in_evaluation_mode_stays_in_it() -> None:
 
 def test_the_global_batch_replaces_the_batch_dimension_of_inputs_and_labels() -> None:
     specs = [InputSpec([None, 6], "float32", "x"), InputSpec([1, 6], "float32", "table")]
-    inputs, labels = with_batch(specs, [InputSpec([None, 1], "int64", "y")], 32)
+    inputs, labels, batch = with_batch(specs, [InputSpec([None, 1], "int64", "y")], 32)
     assert [tuple(s.shape) for s in (*inputs, *labels)] == [(32, 6), (1, 6), (32, 1)]
+    assert batch == Batch(32, frozenset({"x", "y"}))
 
 
 def test_an_open_batch_dimension_needs_a_global_batch() -> None:

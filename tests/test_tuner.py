@@ -134,7 +134,7 @@ def test_a_plan_of_another_cluster_is_refused(tmp_path: Path) -> None:
         ({"cluster": "1x8:A100-81G"}, rbt.ClusterError, "A100-80G"),
         ({"cluster": "eight gpus"}, rbt.ClusterError, "4x8:A100-80G"),
         ({"level": "o7"}, rbt.TunerError, "level"),
-        ({"serach_space": {}}, rbt.TunerError, "did you mean 'search_space'"),
+        ({"serach_space": {}}, rbt.TunerError, "did you mean search_space"),
         ({"search_space": {"tp": 2}}, rbt.TunerError, "unknown dimension 'tp'"),
         ({"search_space": {"mp": "two"}}, rbt.TunerError, "mp must be"),
         ({"search_space": {"recompute": "some"}}, rbt.TunerError, "recompute"),

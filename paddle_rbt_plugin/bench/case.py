@@ -16,8 +16,7 @@ Each is one YAML file; those of the suite are in ``cases/``, and a user's own fi
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,9 @@ import yaml
 from paddle_rbt_plugin.cluster.strict import load_yaml
 from paddle_rbt_plugin.cost.candidate import Training
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.plan.form import problem
+from paddle_rbt_plugin.file_schema import problem
 from paddle_rbt_plugin.search import SearchSpace
+from paddle_rbt_plugin.validation import nearest
 
 CASES = Path(__file__).parent / "cases"
 FLAGS = tuple(f.name for f in fields(Training) if f.default is False)
@@ -65,7 +65,7 @@ class Case:
     def __post_init__(self) -> None:
         for flag in self.training:
             if flag not in FLAGS:
-                raise TunerError(f"training: there is no {flag!r}; {_nearest(flag, FLAGS)}")
+                raise TunerError(f"training: there is no {flag!r}; {nearest(flag, FLAGS)}")
 
 
 def suite() -> tuple[Case, ...]:
@@ -79,7 +79,7 @@ def find_case(reference: str) -> Case:
     if reference.endswith((".yaml", ".yml")):
         return load_case(Path(reference))
     if reference not in _names():
-        raise TunerError(f"no benchmark case is named {reference!r}; {_nearest(reference, _names())}; or give a file (.yaml)")
+        raise TunerError(f"no benchmark case is named {reference!r}; {nearest(reference, _names())}; or give a file (.yaml)")
     return _load(reference)
 
 
@@ -121,8 +121,3 @@ def _order(name: str) -> tuple[Any, ...]:
 
 def _load(name: str) -> Case:
     return load_case(CASES / f"{name}.yaml")
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), 3, cutoff=0.5)
-    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"

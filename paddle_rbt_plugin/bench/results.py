@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.plan.form import no_constant, problem, unprintable
+from paddle_rbt_plugin.file_schema import no_constant, problem, unprintable
 
 SCHEMA = 1
 _FIGURES = ("step_time_s", "peak_memory_bytes", "mfu")

@@ -91,8 +91,8 @@ def _function_trace(reference: str, batch: int) -> Trace:
     if hasattr(made, "global_block"):
         return _read(made)
     layer, specs, loss, labels = model_parts(reference, made)
-    specs, labels = with_batch(specs, labels, batch)
-    return trace_layer(layer, specs, loss, labels)
+    specs, labels, samples = with_batch(specs, labels, batch)
+    return trace_layer(layer, specs, loss, labels, samples)
 
 
 def _call(function: Callable[[], Any]) -> Any:

@@ -26,7 +26,7 @@ from paddle_rbt_plugin.plan.explain import (
     tensor_reasons,
 )
 from paddle_rbt_plugin.plan.files import check_writable
-from paddle_rbt_plugin.plan.layout import LEVELS, spell_stages
+from paddle_rbt_plugin.plan.layout import LEVEL_WORDS, spell_stages
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import parse_cluster
 from paddle_rbt_plugin.search import Progress
@@ -142,7 +142,7 @@ def _winner(model: str, plan: Plan) -> RenderableType:
         "step time": spell_seconds(plan.estimate.step_time_s),
         "throughput": f"{plan.estimate.tflops_per_gpu:.3g} TFLOP/s per device",
         "memory": f"{spell_bytes(plan.estimate.peak_memory_bytes)} on the fullest device",
-        "level": f"{plan.level}: {LEVELS[plan.level]}",
+        "level": f"{plan.level}: {LEVEL_WORDS[plan.level]}",
         **spell_stages(plan),
     }
     if plan.cost_model["name"] != Settings.cost_model:

@@ -13,8 +13,9 @@ from typing import Any
 import yaml
 
 from ..errors import ClusterError
+from ..validation import suggest
 from .cluster import MachineGroup
-from .fields import Fields, suggest
+from .fields import Fields
 
 _NAME = re.compile(r"\w[\w.-]*")
 

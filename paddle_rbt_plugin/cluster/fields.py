@@ -6,12 +6,16 @@ A quantity is a number in base units (bytes, bytes per second, seconds) or a tex
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from paddle_rbt_plugin.validation import Kind, check, shown, suggest
 
 from ..errors import ClusterError
 
@@ -35,14 +39,32 @@ SECONDS = {"s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10**6),
 _QUANTITY = re.compile(r"\s*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*")
 
 
-def suggest(word: str, known: Collection[str]) -> str:
-    """`` did you mean ...? known: ...`` for a word that is none of the known ones."""
-    folded = word.strip().casefold()[:64]
-    by_folded = {k.casefold(): k for k in known}
-    begins = [k for k in by_folded if folded and k.startswith(folded)]
-    close = [by_folded[k] for k in begins or difflib.get_close_matches(folded, by_folded, n=3)]
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
-    return f"{hint}known: {', '.join(known)}"
+def _quantity(units: Mapping[str, Fraction]) -> BeforeValidator:
+    """Reads a number, or a text with one of the units, as a number in the base unit."""
+
+    def read(value: object) -> float:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value) if abs(value) < 1e300 else math.inf
+        parsed = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+        if not parsed or (parsed[2] and parsed[2] not in units):
+            raise ValueError
+        scale = units.get(parsed[2], Fraction(1))
+        return float(parsed[1]) * scale.numerator / scale.denominator
+
+    return BeforeValidator(read)
+
+
+def _kind(words: str, units: Mapping[str, Fraction] | None = None, **bounds: Any) -> Kind:
+    return Kind(words, Annotated[float, Field(allow_inf_nan=False, **bounds), _quantity(units or {})])
+
+
+_COUNT = Kind(f"a whole number from 1 to {MAX_COUNT}, e.g. 8", Annotated[int, Field(ge=1, le=MAX_COUNT), _quantity({})])
+_POSITIVE = _kind("a number above 0, e.g. 312", gt=0)
+_SHARE = _kind("a share above 0 and at most 1, e.g. 0.7", gt=0, le=1)
+_MEMORY = _kind("bytes above 0, or a number with a unit, e.g. '80 GiB'", BYTES, gt=0)
+_BANDWIDTH = _kind("bytes per second above 0, or a number with a unit, e.g. '300 GB/s' or '200 Gb/s'", BYTES_PER_SECOND, gt=0)
+_LATENCY = _kind("seconds of at least 0, or a number with a unit, e.g. '3.4 us'", SECONDS, ge=0)
+_AMOUNT = _kind("a number of at least 0, e.g. 3e9", ge=0)
 
 
 @dataclass(frozen=True)
@@ -59,11 +81,11 @@ class Fields:
         fields = cls({}, source, path)
         if not isinstance(value, Mapping):
             raise fields.error(
-                "", f"expected keys and values, not {_show(value)}" + (f"; keys: {', '.join(known)}" if known else "")
+                "", f"expected keys and values, not {shown(value)}" + (f"; keys: {', '.join(known)}" if known else "")
             )
         for key in value:
             if not isinstance(key, str) or (known and key not in known):
-                raise fields.error("", f"unknown key {_show(key)}; {suggest(str(key), known)}")
+                raise fields.error("", f"unknown key {shown(key)}; {suggest(str(key), known)}")
         return cls(value, source, path)
 
     def error(self, key: str, message: str) -> ClusterError:
@@ -79,83 +101,42 @@ class Fields:
         """The text under ``key``. Raises ClusterError when it is missing, empty, or no text."""
         value = self._get(key)
         if not isinstance(value, str) or not value.strip():
-            raise self.error(key, f"expected a name, not {_show(value)}")
+            raise self.error(key, f"expected a name, not {shown(value)}")
         return value.strip()
 
     def count(self, key: str) -> int:
         """The whole number from 1 to MAX_COUNT under ``key``. Raises ClusterError for anything else."""
-        number = self._number(key, {}, "a whole number, e.g. 8")
-        if number != int(number) or not 1 <= number <= MAX_COUNT:
-            raise self.error(key, f"{_show(self.data[key])} is not a whole number from 1 to {MAX_COUNT}")
-        return int(number)
+        return self._checked(_COUNT, key)
 
     def positive(self, key: str) -> float:
         """The number above zero under ``key``. Raises ClusterError for anything else."""
-        return self._above_zero(key, self._number(key, {}, "a number, e.g. 312"))
+        return self._checked(_POSITIVE, key)
 
     def share(self, key: str) -> float:
         """The number above 0 and at most 1 under ``key``. Raises ClusterError for anything else."""
-        right = "a share above 0 and at most 1, e.g. 0.7"
-        number = self._above_zero(key, self._number(key, {}, right))
-        if number > 1:
-            raise self.error(key, f"{_show(self.data[key])} is not a share; write {right}")
-        return number
+        return self._checked(_SHARE, key)
 
     def memory(self, key: str) -> int:
         """Bytes under ``key``, above zero. Raises ClusterError for anything else."""
-        number = self._number(key, BYTES, "bytes, or a number with a unit, e.g. '80 GiB'")
-        return max(1, round(self._above_zero(key, number)))
+        return max(1, round(self._checked(_MEMORY, key)))
 
     def bandwidth(self, key: str) -> float:
         """Bytes per second under ``key``, above zero. Raises ClusterError for anything else."""
-        number = self._number(key, BYTES_PER_SECOND, "bytes per second, or a number with a unit, e.g. '300 GB/s' or '200 Gb/s'")
-        return self._above_zero(key, number)
+        return self._checked(_BANDWIDTH, key)
 
     def latency(self, key: str) -> float:
         """Seconds under ``key``, zero or more. Raises ClusterError for anything else."""
-        return self._not_below_zero(key, self._number(key, SECONDS, "seconds, or a number with a unit, e.g. '3.4 us'"))
+        return self._checked(_LATENCY, key)
 
     def amount(self, key: str) -> float:
         """The number under ``key``, zero or more. Raises ClusterError for anything else."""
-        return self._not_below_zero(key, self._number(key, {}, "a number, e.g. 3e9"))
+        return self._checked(_AMOUNT, key)
+
+    def _checked(self, kind: Kind, key: str) -> Any:
+        place = f"{self.path}." if self.path else ""
+        return check(kind, key, self._get(key), ClusterError, f"{self.source}: {place}")
 
     def _get(self, key: str) -> object:
         if key not in self.data:
             raise self.error("", f"{key} is missing")
         return self.data[key]
-
-    def _above_zero(self, key: str, number: float) -> float:
-        if number <= 0:
-            raise self.error(key, f"must be above zero, got {_show(self.data[key])}")
-        return number
-
-    def _not_below_zero(self, key: str, number: float) -> float:
-        if number < 0:
-            raise self.error(key, f"must not be below zero, got {_show(self.data[key])}")
-        return number
-
-    def _number(self, key: str, units: Mapping[str, Fraction], right: str) -> float:
-        value = self._get(key)
-        number: float
-        if isinstance(value, str):
-            parsed = _QUANTITY.fullmatch(value)
-            unit = parsed[2] if parsed else ""
-            if not parsed or (unit and unit not in units):
-                raise self.error(key, f"{_show(value)} is not a quantity; write {right}")
-            scale = units.get(unit, Fraction(1))
-            number = float(parsed[1]) * scale.numerator / scale.denominator
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            number = float(value) if abs(value) < 1e300 else math.inf
-        else:
-            raise self.error(key, f"{_show(value)} is not a quantity; write {right}")
-        if not math.isfinite(number):
-            raise self.error(key, f"{_show(value)} is not a finite number; write {right}")
-        return number
-
-
-def _show(value: object) -> str:
-    """The value as a message shows it, short."""
-    if value is None:
-        return "nothing"
-    text = repr(value) if isinstance(value, str | int | float | bool) else type(value).__name__
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -10,9 +10,10 @@ from pathlib import Path
 import yaml
 
 from ..errors import ClusterError
+from ..validation import suggest
 from .catalogue import MoreDevices, device_names, find_device
 from .cluster import GROUP_KEYS, OPTIONAL_KEYS, Cluster, MachineGroup, merged
-from .fields import MAX_COUNT, Fields, suggest
+from .fields import MAX_COUNT, Fields
 from .paddle_format import describe_paddle_cluster, is_paddle_cluster, read_paddle_machines
 from .strict import load_json, load_yaml
 

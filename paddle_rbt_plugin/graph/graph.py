@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from paddle_rbt_plugin.errors import UnsupportedProgram
+from paddle_rbt_plugin.graph.batch import Batch, find_batch
+
 TensorKind = Literal["param", "data", "var"]
 
 DTYPE_BYTES = {
@@ -90,12 +93,15 @@ class Op:
 
 
 class Graph:
-    """Ops and tensors of one forward program; ``loss`` is the position of the scalar that training minimises."""
+    """Ops and tensors of one forward program; ``loss`` is the position of the scalar that training minimises.
 
-    def __init__(self, tensors: tuple[Tensor, ...], ops: tuple[Op, ...], loss: int | None = None):
+    ``batch`` is what the caller said of the samples; without it, it is found in the shapes."""
+
+    def __init__(self, tensors: tuple[Tensor, ...], ops: tuple[Op, ...], loss: int | None = None, batch: Batch | None = None):
         self.tensors = tensors
         self.ops = ops
         self.loss = loss
+        self._stated_batch = batch
 
     def __iter__(self) -> Iterator[Op]:
         return iter(self.ops)
@@ -107,6 +113,23 @@ class Graph:
     @property
     def data(self) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensors if t.kind == "data")
+
+    @cached_property
+    def batch(self) -> Batch:
+        """The samples, and the inputs that hold them. Raises UnsupportedProgram for a program without data."""
+        results = (self.tensors[t].shape for op in self.ops for t in op.results)
+        found = self._stated_batch or find_batch({t.name: t.shape for t in self.data}, results)
+        if found is None:
+            raise UnsupportedProgram("the program has no data input with a batch dimension; give it inputs that hold samples")
+        return found
+
+    def rewritten(self, tensors: tuple[Tensor, ...], ops: tuple[Op, ...], loss: int | None) -> Graph:
+        """The same program with other ops in between: the inputs and their batch stay."""
+        return Graph(tensors, ops, loss, self._stated_batch)
+
+    def with_batch(self, batch: Batch | None) -> Graph:
+        """The graph of a program of which the caller says what the batch is; None leaves that to the shapes."""
+        return Graph(self.tensors, self.ops, self.loss, batch)
 
     def op_inputs(self, op: Op) -> tuple[Tensor, ...]:
         return tuple(self.tensors[i] for i in op.operands)

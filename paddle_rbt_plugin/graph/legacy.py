@@ -113,4 +113,4 @@ def _with_sources(graph: Graph, program: Any, variables: Mapping[int, str]) -> G
     for op in graph.ops:
         sources = [written[variables[t]] for t in op.results if variables.get(t) in written]
         ops.append(replace(op, source=sources[0] if sources else -1))
-    return Graph(graph.tensors, tuple(ops), graph.loss)
+    return graph.rewritten(graph.tensors, tuple(ops), graph.loss)

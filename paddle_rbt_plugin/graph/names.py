@@ -50,7 +50,7 @@ def with_canonical_names(graph: Graph, names: Mapping[str, CanonicalName]) -> Gr
     if not any(op.type in names for op in graph.ops):
         return graph
     ops = tuple(read_as(op, names[op.type]) if op.type in names else op for op in graph.ops)
-    return Graph(graph.tensors, ops, graph.loss)
+    return graph.rewritten(graph.tensors, ops, graph.loss)
 
 
 def read_as(op: Op, name: CanonicalName) -> Op:

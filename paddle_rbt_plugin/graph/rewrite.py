@@ -119,7 +119,7 @@ def rewrite_graph(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
     if not replaced:
         return graph, ()
     notes = (f"rewritten to keep shardings: {n} {old} as {new}" for (old, new), n in sorted(replaced.items()))
-    return Graph(tuple(tensors), tuple(ops), graph.loss), tuple(notes)
+    return graph.rewritten(tuple(tensors), tuple(ops), graph.loss), tuple(notes)
 
 
 def _steps(graph: Graph, op: Op) -> tuple[Step, ...]:

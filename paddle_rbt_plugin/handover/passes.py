@@ -57,7 +57,7 @@ class RuleBasedTunerPass(PassBase):
         loss = extra.pop("loss", None)
         legacy = read_legacy_program(main_program, loss) if is_legacy(main_program) else None
         graph = legacy.graph if legacy is not None else read_program(main_program, loss)
-        steps = extra.get("global_batch", 0) // graph.data[0].shape[0] if graph.data and graph.data[0].shape else 1
+        steps = extra.get("global_batch", 0) // graph.batch.size
         alone = "constraints" not in extra
         asked = set(settings.search_space or {})  # whoever applies this pass alone and asks for these runs their passes, too
         recompute = None if "recompute" in asked and legacy is None else "none"
@@ -124,7 +124,6 @@ def placements_for(graph: Graph, plan: Plan, replicated: bool = False) -> dict[s
 
     Raises TunerError for a parameter that the plan does not know."""
     mesh = plan.stages[0].process_mesh
-    batch = graph.data[0].shape[0]
     placements = {}
     for t in (*graph.params, *graph.data):
         if t.kind == "data" and replicated:
@@ -133,7 +132,7 @@ def placements_for(graph: Graph, plan: Plan, replicated: bool = False) -> dict[s
             placements[t.name] = plan.tensors[t.name].placement
         elif t.kind == "data":
             whole = Placement.replicated(t.ndim)
-            placements[t.name] = data_parallel(t.shape, batch, mesh.axes.index("dp")) if "dp" in mesh.axes else whole
+            placements[t.name] = data_parallel(t, graph.batch, mesh.axes.index("dp")) if "dp" in mesh.axes else whole
         else:
             raise TunerError(f"the program reads the parameter {t.name!r}, which the plan of training does not place")
     return placements

@@ -118,7 +118,7 @@ class _Repetition:
         repeated = [name for name, n in Counter(t.name for t in tensors).items() if n > 1]
         if repeated:
             raise UnsupportedProgram(f"cannot name the tensors of the repeated layers: {repeated[0]!r} would occur twice")
-        return Graph(tensors, ops, None if self.old.loss is None else self.resolve(0, self.old.loss))
+        return self.old.rewritten(tensors, ops, None if self.old.loss is None else self.resolve(0, self.old.loss))
 
     def _ops(self) -> Iterator[Op]:
         numbers: Counter[str] = Counter()

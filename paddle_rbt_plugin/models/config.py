@@ -6,17 +6,17 @@ user's own file of the same form loads with ``load_config``.
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import yaml
+from pydantic import Strict
 
 from paddle_rbt_plugin.cluster.strict import load_yaml
 from paddle_rbt_plugin.errors import ModelError
+from paddle_rbt_plugin.validation import Kind, check_fields, check_known, nearest, number, whole
 
 CONFIGS = Path(__file__).parent / "configs"
 MAX_LAYERS = 2**10
@@ -25,33 +25,12 @@ MAX_SIZE = 2**24
 MAX_ELEMENTS = 2**56
 """Of one tensor: the bytes of several of them still fit 64 bits."""
 
-
-Legal = tuple[str, Callable[[Any], bool]]
-"""What a field can be, in words, and whether a value is that."""
-
-
-def _whole(most: int) -> Legal:
-    return f"a whole number from 1 to {most}", lambda x: _is_a(x, int) and 1 <= x <= most
-
-
-def _number(words: str, test: Callable[[float], bool]) -> Legal:
-    return f"a number {words}", lambda x: _is_a(x, int, float) and test(x)
-
-
-def _is_a(value: Any, *types: type) -> bool:
-    return isinstance(value, types) and not isinstance(value, bool)  # which is an int to Python
-
-
-LEGAL: Mapping[str, Legal] = {
-    "layers": _whole(MAX_LAYERS),
-    **dict.fromkeys(("hidden", "ffn", "heads", "kv_heads", "vocab", "seq"), _whole(MAX_SIZE)),
-    "dropout": _number("of at least 0 and less than 1", lambda x: 0 <= x < 1),
-    "norm_eps": _number("above 0 and less than 1", lambda x: 0 < x < 1),
-    "init_std": _number("above 0, and finite", lambda x: 0 < x < math.inf),
-    "rope_theta": _number("above 1, and finite", lambda x: 1 < x < math.inf),
-    "source": ("text", lambda x: isinstance(x, str)),
-}
-"""Of every field of any config."""
+_SIZE = whole(1, MAX_SIZE)
+_RATE = number("of at least 0 and less than 1", ge=0, lt=1)
+_SMALL = number("above 0 and less than 1", gt=0, lt=1)
+_STD = number("above 0, and finite", gt=0)
+_BASE = number("above 1, and finite", gt=1)
+_FLOATS = ("dropout", "norm_eps", "init_std", "rope_theta")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,27 +39,23 @@ class Decoder:
 
     arch: ClassVar[str]
 
-    layers: int
-    hidden: int
-    ffn: int
+    layers: Annotated[int, whole(1, MAX_LAYERS)]
+    hidden: Annotated[int, _SIZE]
+    ffn: Annotated[int, _SIZE]
     """Width of the feed-forward network, of its gate and up projections where it has those."""
-    heads: int
-    vocab: int
+    heads: Annotated[int, _SIZE]
+    vocab: Annotated[int, _SIZE]
     """Size of the vocabulary with any padding."""
-    seq: int
+    seq: Annotated[int, _SIZE]
     """Tokens of a training sequence."""
-    norm_eps: float = 1e-5
-    init_std: float = 0.02
+    norm_eps: Annotated[float, _SMALL] = 1e-5
+    init_std: Annotated[float, _STD] = 0.02
     """Standard deviation of the initial weights (arXiv 2005.14165 follows GPT-2)."""
-    source: str = ""
+    source: Annotated[str, Kind("text", Annotated[str, Strict()])] = ""
     """Where the numbers come from."""
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            words, is_legal = LEGAL[f.name]
-            value = getattr(self, f.name)
-            if not is_legal(value):
-                raise ModelError(f"{f.name} must be {words}, not {repr(value)[:40]}")
+        check_fields(self, ModelError)
         _check_divides(self, "hidden", "heads")
 
     @property
@@ -95,7 +70,7 @@ class GPTConfig(Decoder):
 
     arch = "gpt"
 
-    dropout: float = 0.0
+    dropout: Annotated[float, _RATE] = 0.0
     """Probability of dropping an element of the embedding, the attention weights and the output of each half."""
 
     @property
@@ -110,11 +85,11 @@ class LlamaConfig(Decoder):
 
     arch = "llama"
 
-    kv_heads: int
+    kv_heads: Annotated[int, _SIZE]
     """Heads of keys and values; each serves ``heads / kv_heads`` query heads (arXiv 2305.13245)."""
-    rope_theta: float = 10000.0
+    rope_theta: Annotated[float, _BASE] = 10000.0
     """Base of the rotary frequencies (arXiv 2104.09864, section 3.2.2)."""
-    norm_eps: float = 1e-6
+    norm_eps: Annotated[float, _SMALL] = 1e-6
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,7 +111,7 @@ def config_names() -> tuple[str, ...]:
 def named_config(name: str) -> Config:
     """The published model of that name, for example ``gpt3-1.3b``. Raises ModelError for an unknown name."""
     if name not in config_names():
-        raise ModelError(f"no model is named {name!r}; {_suggest(name, config_names())}")
+        raise ModelError(f"no model is named {name!r}; {nearest(name, config_names())}")
     return load_config(CONFIGS / f"{name}.yaml")
 
 
@@ -178,14 +153,12 @@ def _from_fields(content: Mapping[str, Any]) -> Config:
         raise ModelError(f"arch must be one of {', '.join(ARCHITECTURES)}, not {arch!r}")
     config_type = ARCHITECTURES[arch]
     known = {f.name: f for f in fields(config_type)}
-    for name in values:
-        if name not in known:
-            raise ModelError(f"{arch} has no field {name!r}; {_suggest(str(name), known)}")
+    check_known(f"{arch} has no field", values, known, ModelError)
     missing = [n for n, f in known.items() if f.default is MISSING and n not in values]
     if missing:
         raise ModelError(f"{arch} also needs {', '.join(missing)}")
     for name, value in values.items():
-        if known[name].type == "float" and isinstance(value, str):  # as YAML 1.1 reads 1e-5
+        if name in _FLOATS and isinstance(value, str):  # as YAML 1.1 reads 1e-5
             values[name] = _number_of(value)
     return config_type(**values)
 
@@ -203,9 +176,3 @@ def _check_divides(config: Decoder, whole: str, part: str) -> None:
         divisors = [d for d in range(1, total + 1) if total % d == 0]
         near = sorted(sorted(divisors, key=lambda d: abs(d - count))[:4])
         raise ModelError(f"{part} must divide {whole}, but {whole} = {total} and {part} = {count}; near it: {near}")
-
-
-def _suggest(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}"

@@ -16,7 +16,7 @@ from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import PlanError
 from paddle_rbt_plugin.plan.layout import (
-    LEVELS,
+    LEVEL_WORDS,
     communication,
     level_hint,
     pipeline_stages,
@@ -244,7 +244,7 @@ def _sections(plan: Plan, data: Mapping[str, Any]) -> Iterator[str]:
         f"{spell_candidate(candidate)}, {counted(candidate['accumulate_steps'], 'accumulation step')}; global batch "
         f"{data['global_batch']} in {data['precision']} on {data['cluster']}"
         + _predicted_by(data["cost_model"])
-        + f"; level {data['level']}: {LEVELS.get(data['level'], 'unknown')}"
+        + f"; level {data['level']}: {LEVEL_WORDS.get(data['level'], 'unknown')}"
     )
     if stages := spell_stages(plan):
         yield _section("Stages", _rows(stages))

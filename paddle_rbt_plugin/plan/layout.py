@@ -11,7 +11,7 @@ from paddle_rbt_plugin.cluster import Cluster, describe_axis
 from paddle_rbt_plugin.plan.plan import Plan, Stage
 from paddle_rbt_plugin.spelling import counted
 
-LEVELS: Mapping[str, str] = {
+LEVEL_WORDS: Mapping[str, str] = {
     "o1": "one strategy for all layers, even stages",
     "o2": "a strategy for each layer, stages cut where it is best",
     "o3": "as o2, with the groups of machines in the best order",

@@ -18,10 +18,10 @@ from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import PlanError, TunerWarning
+from paddle_rbt_plugin.file_schema import no_constant, problem, unprintable
 from paddle_rbt_plugin.graph import Graph
 from paddle_rbt_plugin.plan.consistency import contradictions
 from paddle_rbt_plugin.plan.files import write_whole
-from paddle_rbt_plugin.plan.form import no_constant, problem, unprintable
 
 SCHEMA = 1
 

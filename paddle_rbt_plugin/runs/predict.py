@@ -82,7 +82,7 @@ class Predictor:
         # Completion wants a batch that the data-parallel degree divides, and cares for nothing else about it.
         batch = max(2, smallest_factor(dp))
         if (config, batch) not in self._analyses:
-            self._analyses[config, batch] = analyse(config_graph(config, batch), self._patterns, batch)
+            self._analyses[config, batch] = analyse(config_graph(config, batch), self._patterns)
         return self._analyses[config, batch]
 
 

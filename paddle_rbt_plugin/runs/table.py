@@ -6,9 +6,12 @@ import csv
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.validation import Kind, check, one_of
 
 REQUIRED = ("gpu", "gpus", "layers", "hidden", "heads", "vocab", "seq", "mbs", "gbs")
 """Columns that have no default."""
@@ -26,6 +29,10 @@ DEFAULTS = {
 }  # fmt: skip
 """What an empty cell means. Further: id is the row's number, ffn 4 * hidden, kv_heads heads, dp what the other degrees leave of
 the devices, and inter_node_GBps that of the usual machine with this device."""
+
+_COUNT = Kind("a whole number of at least 1", Annotated[int, Field(ge=1)])
+_MEASURE = Kind("a number above 0", Annotated[float, Field(gt=0, allow_inf_nan=False)])
+"""Cells are text, which pydantic converts unless it is told to be strict."""
 
 
 @dataclass(frozen=True)
@@ -145,34 +152,19 @@ class _Row:
         raise self._error(column, "is empty and has no default")
 
     def _choice(self, column: str) -> str:
-        text = self._text(column)
-        if text not in CHOICES[column]:
-            raise self._error(column, f"{text!r} is not one of {', '.join(CHOICES[column])}")
-        return text
+        return self._checked(column, one_of(*CHOICES[column]), self._text(column))
 
     def _count(self, column: str, default: int | None = None) -> int:
         if default is not None and not str(self.cells.get(column) or "").strip():
             return default
-        text = self._text(column)
-        try:
-            value = int(text)
-        except ValueError:
-            value = 0
-        if value < 1:
-            raise self._error(column, f"{text!r} is not a whole number of at least 1")
-        return value
+        return self._checked(column, _COUNT, self._text(column))
 
     def _measure(self, column: str) -> float | None:
         text = str(self.cells.get(column) or "").strip()
-        if not text:
-            return None
-        try:
-            value = float(text)
-        except ValueError:
-            value = 0.0
-        if not 0.0 < value < float("inf"):
-            raise self._error(column, f"{text!r} is not a number above 0")
-        return value
+        return self._checked(column, _MEASURE, text) if text else None
+
+    def _checked(self, column: str, kind: Kind, text: str) -> Any:
+        return check(kind, column, text, place=f"{self.path}, run {self.id}, column ")
 
     def _error(self, column: str, what: str) -> TunerError:
         return TunerError(f"{self.path}, run {self.id}, column {column}: {what}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,7 +23,6 @@ from paddle_rbt_plugin.completion import (
     reads_apart,
 )
 from paddle_rbt_plugin.completion.forms import FORMS
-from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph import Graph, Tensor
 from paddle_rbt_plugin.graph.names import CanonicalName, with_canonical_names
 from paddle_rbt_plugin.graph.rewrite import rewrite_graph
@@ -35,14 +33,13 @@ from paddle_rbt_plugin.pattern import CompiledPattern, ExpandedSpec, Match, Matc
 
 @dataclass(frozen=True)
 class Analysis:
-    """A graph with its layers, its pattern matches and its batch size; the same for all candidates."""
+    """A graph with its layers and its pattern matches; the same for all candidates."""
 
     graph: Graph
     layers: Layers
     matches: MatchResult
-    batch: int
-    """Batch size of the program: the first dimension of its data."""
     batch_dims: Mapping[int, int]
+    """The dimension of each tensor that grows with the batch."""
     train: bool = True
     signature: str = ""
     """That of the program as it was read, before any of its ops was written in another way."""
@@ -57,6 +54,11 @@ class Analysis:
     _memos: dict[tuple, Memo] = field(default_factory=dict, compare=False, repr=False)
     _aparts: dict[tuple[int, ...], RemoteReads] = field(default_factory=dict, compare=False, repr=False)
     _sharded: dict[int, dict[str, set[int]]] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def batch(self) -> int:
+        """How many samples the program was written for."""
+        return self.graph.batch.size
 
     @cached_property
     def claims(self) -> dict[int, tuple[ExpandedSpec, Match]]:
@@ -79,7 +81,7 @@ class Analysis:
             spec, _ = self.claims[tensor.index]
             return Placement(tuple(map(mesh.index, spec)))
         if tensor.kind == "data" and "dp" in mesh.axes:
-            return data_parallel(tensor.shape, self.batch, mesh.axes.index("dp"))
+            return data_parallel(tensor, self.graph.batch, mesh.axes.index("dp"))
         return Placement.replicated(tensor.ndim)
 
     def indivisible(self, degrees: Mapping[str, int]) -> str:
@@ -186,31 +188,26 @@ class Analysis:
 def analyse(
     graph: Graph,
     patterns: Iterable[CompiledPattern | type[Pattern]],
-    batch: int | None = None,
     train: bool = True,
     rewrite: bool = True,
     op_names: Mapping[str, CanonicalName] | None = None,
     forms: Collection[str] = FORMS,
 ) -> Analysis:
-    """Finds layers, matches and the batch of a graph.
+    """Finds layers, matches, and what grows with the batch.
 
-    ``batch`` is the first dimension that the data tensors share; found by majority where it is not given. ``rewrite`` spells
-    ops that Paddle shards badly in another way, as handing over to PIR does. ``op_names`` says what custom ops are read as.
-    ``forms`` are the ops that may take another form when they are handed over.
-    Raises UnsupportedProgram for a program without data."""
+    ``rewrite`` spells ops that Paddle shards badly in another way, as handing over to PIR does. ``op_names`` says what custom
+    ops are read as. ``forms`` are the ops that may take another form when they are handed over. Raises UnsupportedProgram
+    for a program without data."""
     signature = graph.signature
     graph = with_canonical_names(graph, op_names or {})
     graph, rewritten = rewrite_graph(graph) if rewrite else (graph, ())
     layers = cluster_layers(graph)
     matches = match_all(graph, patterns, layers)
-    if batch is None:
-        batch = _find_batch(graph)
-    by_batch, oracle = complete_by_batch(graph, layers, batch)
+    by_batch, oracle = complete_by_batch(graph, layers, graph.batch)
     return Analysis(
         graph,
         layers,
         matches,
-        batch,
         find_batch_dims(graph, by_batch),
         train,
         signature,
@@ -219,13 +216,6 @@ def analyse(
         ops_without_rule(graph, by_batch),
         {(oracle.mesh.axes, oracle.mesh.shape): oracle},
     )
-
-
-def _find_batch(graph: Graph) -> int:
-    sizes = Counter(t.shape[0] for t in graph.data if t.ndim > 0)
-    if not sizes:
-        raise UnsupportedProgram("the program has no data input with a batch dimension; every input must be a program input")
-    return sizes.most_common(1)[0][0]
 
 
 def _legal(size: int) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
 
 from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.validation import Kind, check, check_known, one_of, whole
 
 DEGREES = ("pp", "dp", "mp")
 _CHOICES = {
@@ -18,6 +20,16 @@ _CHOICES = {
 }
 ALL: dict[str, tuple[Any, ...]] = {**_CHOICES, "sharding_stage": (0, 1, 2, 3), "sequence_parallel": (False, True)}
 """All values of the dimensions that are no numbers without a bound."""
+
+_KINDS: dict[str, Kind] = {
+    **{name: one_of(*values) for name, values in _CHOICES.items()},
+    "sharding_stage": Kind("0, 1, 2 or 3", whole(0, 3).type),
+    "sharding_degree": Kind("a whole number of at least 2, or 'whole'", whole(2).type | Literal["whole"]),
+    "sequence_parallel": Kind(
+        "true or false", Annotated[bool, Field(strict=True), BeforeValidator(lambda v: bool(v) if v in (0, 1) else v)]
+    ),
+}
+"""What a value of a dimension is; of those that are not here, a whole number of at least 1."""
 
 _ELSEWHERE = {
     "tp": "mp",
@@ -61,11 +73,8 @@ class SearchSpace:
         Raises TunerError for an unknown dimension or a value it cannot take."""
         known = [f.name for f in fields(cls) if f.name != "reasons"]
         parsed: dict[str, Any] = {}
+        check_known("search_space: unknown dimension", values or {}, known, aliases=_ELSEWHERE)
         for key, value in (values or {}).items():
-            if key not in known:
-                near = difflib.get_close_matches(_ELSEWHERE.get(str(key), str(key)), known, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise TunerError(f"search_space: unknown dimension {key!r}{hint} (known: {', '.join(known)})")
             if value is None:
                 continue
             if isinstance(value, str) and value == "auto":
@@ -73,9 +82,10 @@ class SearchSpace:
                     parsed[key] = ALL[key]
                 continue
             listed = list(value) if isinstance(value, (list, tuple, set)) else [value]
+            kind = _KINDS.get(key, whole())
             if not listed:
                 raise TunerError(f"search_space: {key!r} has no value; name at least one or leave it out")
-            parsed[key] = tuple(dict.fromkeys(_value(key, v) for v in listed))
+            parsed[key] = tuple(dict.fromkeys(check(kind, key, v, place="search_space: ") for v in listed))
         return cls(**parsed)
 
     def restrict(self, reason: str, **values: tuple) -> SearchSpace:
@@ -104,22 +114,3 @@ class SearchSpace:
     def source(self, key: str) -> str:
         """Who says what a dimension may be."""
         return self.reasons.get(key, "search_space")
-
-
-def _value(key: str, value: Any) -> Any:
-    if key in _CHOICES:
-        if value not in _CHOICES[key]:
-            raise TunerError(f"search_space: {key} cannot be {value!r}; choose from {', '.join(_CHOICES[key])}")
-        return value
-    if key == "sharding_degree" and value == "whole":
-        return value
-    if key == "sequence_parallel":
-        if value not in (0, 1, True, False):
-            raise TunerError(f"search_space: sequence_parallel is true or false, not {value!r}")
-        return bool(value)
-    least, most = {"sharding_stage": (0, 3), "sharding_degree": (2, None)}.get(key, (1, None))
-    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
-        right = "0, 1, 2 or 3" if most else f"a whole number of at least {least}"
-        right += ", or 'whole'" if key == "sharding_degree" else ""
-        raise TunerError(f"search_space: {key} must be {right}, not {value!r}")
-    return value

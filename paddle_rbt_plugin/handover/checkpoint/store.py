@@ -21,9 +21,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.file_schema import problem
 from paddle_rbt_plugin.handover.checkpoint.held import Held
 from paddle_rbt_plugin.handover.pir.engine_outputs import Layout, dygraph
-from paddle_rbt_plugin.plan.form import problem
 
 VERSION = 1
 _INDEX = "index.json"

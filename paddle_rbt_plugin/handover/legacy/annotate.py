@@ -111,4 +111,4 @@ def _placement(tensor: Tensor, graph: Graph, plan: Plan) -> Placement:
     mesh = plan.stages[0].process_mesh
     if "dp" not in mesh.axes or not tensor.ndim:
         return Placement.replicated(tensor.ndim)
-    return data_parallel(tensor.shape, graph.data[0].shape[0], mesh.axes.index("dp"))
+    return data_parallel(tensor, graph.batch, mesh.axes.index("dp"))

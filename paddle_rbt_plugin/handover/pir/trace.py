@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import paddle
 from paddle import nn
 
 from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram, error_message
-from paddle_rbt_plugin.graph import Graph, read_program
+from paddle_rbt_plugin.graph import Batch, Graph, read_program
+from paddle_rbt_plugin.graph.batch import OPEN, find_batches
 from paddle_rbt_plugin.handover.pir.patches import native_tracing
 
 
@@ -46,11 +47,13 @@ def trace_layer(
     input_spec: Sequence[Any],
     loss: Callable[..., Any] | None = None,
     labels_spec: Sequence[Any] = (),
+    batch: Batch | None = None,
 ) -> Trace:
     """Traces ``layer`` on inputs of the given specs, its loss included.
 
-    With ``loss=None`` the forward itself returns the loss. Parameters built under ``LazyGuard`` are never allocated.
-    Raises UnsupportedProgram where the Layer cannot be traced, TunerError for specs without a size or a name clash.
+    With ``loss=None`` the forward itself returns the loss. ``batch`` is what ``with_batch`` says of the specs. Parameters built
+    under ``LazyGuard`` are never allocated. Raises UnsupportedProgram where the Layer cannot be traced, TunerError for specs
+    without a size or a name clash.
     """
     specs = [_named(spec, f"input{i}") for i, spec in enumerate(input_spec)]
     specs += [_named(spec, f"label{i}") for i, spec in enumerate(labels_spec)]
@@ -70,22 +73,37 @@ def trace_layer(
         if not was_dynamic:
             paddle.enable_static()
     structured = {p.name: name for name, p in layer.named_parameters()}
-    return Trace(program, read_program(program, _scalar(outputs), structured_names=structured))
+    return Trace(program, read_program(program, _scalar(outputs), structured_names=structured).with_batch(batch))
 
 
-def with_batch(input_spec: Sequence[Any], labels_spec: Sequence[Any], global_batch: int | None) -> tuple[list[Any], list[Any]]:
-    """The specs with their batch dimension, the first one of the first input, set to ``global_batch`` where it is given.
+def with_batch(
+    input_spec: Sequence[Any], labels_spec: Sequence[Any], global_batch: int | None
+) -> tuple[list[Any], list[Any], Batch | None]:
+    """The specs with their batch dimension (``graph.batch`` says which) set to ``global_batch`` where that is given, and the
+    batch; None where the shapes leave it undecided and nothing depends on it yet.
 
-    Raises TunerError for a batch dimension without a size when no global batch is given."""
+    Raises TunerError for a batch dimension without a size when no global batch is given, and for a global batch where the
+    shapes do not say which inputs hold one sample in each row."""
     specs = [_named(spec, f"input{i}") for i, spec in enumerate(input_spec)]
     labels = [_named(spec, f"label{i}") for i, spec in enumerate(labels_spec)]
-    traced = specs[0].shape[0] if specs[0].shape else None
+    batches = find_batches({spec.name: spec.shape for spec in (*specs, *labels)})
+    if len(batches) > 1:
+        batches = [batch for batch in batches if batch.size == global_batch] or batches
+    if len(batches) > 1 and global_batch is not None:
+        shapes = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in (*specs, *labels))
+        raise TunerError(
+            f"the inputs {shapes} do not say which of their dimensions is the batch that global_batch={global_batch} sets; "
+            "give those that hold one sample in each row a first dimension of None"
+        )
+    if len(batches) != 1:
+        return specs, labels, None
+    size = global_batch or batches[0].size
     for spec in (*specs, *labels):
-        if spec.shape and spec.shape[0] in (traced, -1):
-            if global_batch is None and spec.shape[0] == -1:
+        if spec.name in batches[0].inputs:
+            if size == OPEN:
                 raise TunerError(f"the batch dimension of input {spec.name!r} has no size; give global_batch=...")
-            spec.shape = (global_batch or spec.shape[0], *spec.shape[1:])
-    return specs, labels
+            spec.shape = (size, *spec.shape[1:])
+    return specs, labels, replace(batches[0], size=size)
 
 
 def _scalar(outputs: Any) -> Any:
