@@ -67,7 +67,7 @@ class Predictor:
         analysis = self._analysis(run_config(run), run.dp * run.cp)
         reason = analysis.indivisible({"mp": run.tp})
         if reason:
-            raise TunerError(reason)
+            raise TunerError(str(reason))
         completion = analysis.complete(mesh)
         return estimate(
             completion,
