@@ -157,7 +157,7 @@ def test_a_stage_that_dygraph_does_not_run_is_refused(space: dict[str, Any], mes
 
 def test_an_optimizer_of_plain_parameters_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dygraph_optimizer, "_meshes", [])
-    dygraph_optimizer.install(dist.ProcessMesh([0], dim_names=["dp"]), [], 1)
+    dygraph_optimizer.adopt_optimizers(dist.ProcessMesh([0], dim_names=["dp"]), [], 1)
     layer = nn.Linear(4, 4)
     optimizer = paddle.optimizer.Momentum(parameters=layer.parameters())
     with warnings.catch_warnings():
