@@ -18,7 +18,7 @@ from paddle_rbt_plugin.cluster import Cluster, check_job
 from paddle_rbt_plugin.completion.forms import CPU_FORMS, forms_on
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.cost.candidate import Training
-from paddle_rbt_plugin.cost.model import Judge
+from paddle_rbt_plugin.cost.model import CostModelAdapter
 from paddle_rbt_plugin.errors import PlanError, TunerError, TunerWarning, UnsupportedProgram
 from paddle_rbt_plugin.graph import Graph, is_legacy, read_program
 from paddle_rbt_plugin.graph.legacy import read_legacy_program
@@ -129,7 +129,7 @@ def tune_graph(
         space = space.restrict(constraint.reason, **constraint.values)
     flags = dict.fromkeys(assumed, True)
     training = Training(global_batch or analysis.batch, precision or "fp32", **flags)  # type: ignore[arg-type]
-    judge = Judge(cost_model, graph, cluster, training)
+    judge = CostModelAdapter(cost_model, graph, cluster, training)
     search = Search(analysis, cluster, training, space, settings.memory_reserve, progress, settings.time_limit, judge)
     result = run_level(search, settings.level)
     plan = make_plan(analysis, result, cluster, training, settings.level, notes, cost_model.to_dict())

@@ -12,7 +12,7 @@ from paddle_rbt_plugin.handover.pir.configs import config_graph
 from paddle_rbt_plugin.models import GPTConfig
 from paddle_rbt_plugin.plugins import load_plugins
 from paddle_rbt_plugin.search import Analysis, SearchSpace, analyse
-from paddle_rbt_plugin.search.o1 import Search
+from paddle_rbt_plugin.search.state import Search
 
 TINY = {"hidden": 64, "ffn": 256, "heads": 8, "vocab": 512, "seq": 32}
 """A model whose cost is launches and latency."""

@@ -17,7 +17,7 @@ from paddle_rbt_plugin.bench.case import find_case, load_case, suite
 from paddle_rbt_plugin.bench.reference import ReferenceTuner
 from paddle_rbt_plugin.bench.report import draw, to_markdown
 from paddle_rbt_plugin.bench.results import Change, Result, Row, compare, load_results, to_json
-from paddle_rbt_plugin.cost.estimate import RESOLUTION
+from paddle_rbt_plugin.cost.estimates import RESOLUTION
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.models import named_config
 from paddle_rbt_plugin.plan.files import check_writable, write_whole

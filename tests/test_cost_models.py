@@ -11,13 +11,13 @@ from paddle.static import InputSpec
 from searching import search_of
 
 import paddle_rbt_plugin as rbt
-from paddle_rbt_plugin.cost.estimate import RESOLUTION
-from paddle_rbt_plugin.cost.model import Judge, PluginCostModel
+from paddle_rbt_plugin.cost.estimates import RESOLUTION
+from paddle_rbt_plugin.cost.model import CostModelAdapter, PluginCostModel
 from paddle_rbt_plugin.errors import CostModelError, NoFeasiblePlan
 from paddle_rbt_plugin.plugins import load_plugins
-from paddle_rbt_plugin.search import judged, run_level
-from paddle_rbt_plugin.search.o1 import Search
+from paddle_rbt_plugin.search import run_level, unpruned
 from paddle_rbt_plugin.search.space import candidates
+from paddle_rbt_plugin.search.state import Search
 
 MODEL = """
 from paddle_rbt_plugin import CostModel, Prediction, hookimpl
@@ -62,7 +62,9 @@ class Hungry(Recorder):
 
 def searching(model, cluster="1x8:A100-80G", **space):
     search = search_of(cluster, **space)
-    judge = Judge(PluginCostModel(model, "acme", "1.2", "m = acme_m"), search.analysis.graph, search.cluster, search.training)
+    judge = CostModelAdapter(
+        PluginCostModel(model, "acme", "1.2", "m = acme_m"), search.analysis.graph, search.cluster, search.training
+    )
     return Search(search.analysis, search.cluster, search.training, search.space, judge=judge)
 
 
@@ -197,7 +199,7 @@ def test_a_model_without_bounds_is_asked_about_every_candidate_and_ranks_them():
 
 
 def test_beyond_a_number_the_analytic_model_chooses_whom_to_ask_of_each_way_to_use_the_devices(monkeypatch):
-    monkeypatch.setattr(judged, "MOST_ASKED", 40)
+    monkeypatch.setattr(unpruned, "MOST_ASKED", 40)
     search = searching(Recorder)
     result = run_level(search, "o1")
     asked = Recorder.made[-1].asked

@@ -14,10 +14,11 @@ from searching import search_of
 from paddle_rbt_plugin.errors import NoFeasiblePlan
 from paddle_rbt_plugin.search import Progress, candidate_dict
 from paddle_rbt_plugin.search.levels import run_level
-from paddle_rbt_plugin.search.o1 import KEPT, Deadline, run_o1
+from paddle_rbt_plugin.search.o1 import KEPT, run_o1
 from paddle_rbt_plugin.search.progress import Reporter
 from paddle_rbt_plugin.search.result import Misses, ranked
 from paddle_rbt_plugin.search.space import Degrees, candidates
+from paddle_rbt_plugin.search.state import Deadline
 
 
 def exhaustive(search):

@@ -54,7 +54,7 @@ def test_the_bound_of_one_stage_is_its_step() -> None:
 
 
 def test_a_shared_memo_changes_no_estimate() -> None:
-    from paddle_rbt_plugin.cost.estimate import estimate
+    from paddle_rbt_plugin.cost.estimates import estimate
 
     search = search_of("2x4:A100-80G", wide=True, schedule="auto", order="auto")
     for candidate in sampled(search, 40):

@@ -16,6 +16,7 @@ from paddle_rbt_plugin.cluster import Cluster, parse_cluster
 from paddle_rbt_plugin.errors import NoFeasiblePlan
 from paddle_rbt_plugin.search import o2
 from paddle_rbt_plugin.search.levels import run_level
+from paddle_rbt_plugin.search.state import Deadline
 
 HETERO = "1x2:A100-80G+1x2:V100-16G"
 
@@ -176,3 +177,21 @@ def test_infeasible_stays_infeasible() -> None:
     for level in ("o1", "o2", "o3"):
         with pytest.raises(NoFeasiblePlan, match="no plan fits the memory"):
             run_level(search_of("1x2:V100-16G", layers=12, wide=True), level)
+
+
+def test_level_o3_that_runs_out_of_time_keeps_the_other_notes() -> None:
+    search = search_of(HETERO, recompute="full")
+    search.training = search.shared.training = replace(search.training, mode="eval")
+    search.deadline = Deadline(0.0)
+    notes = run_level(search, "o3").notes
+    assert any("stopped by the time limit" in note for note in notes)
+    assert any(note.startswith("ignored: recompute full") for note in notes)
+
+
+def test_a_host_that_launches_in_no_time_bounds_no_setting() -> None:
+    software = {"host_launch_s": 0}
+    cluster = parse_cluster({"machines": 1, "devices_per_machine": 4, "device": "A100-80G", "software": software})
+    search = search_of(cluster, wide=True)
+    with np.errstate(divide="raise", invalid="raise"):
+        best = run_level(search, "o2").best.estimate.step_time_s
+    assert best <= run_level(search_of(cluster, wide=True), "o1").best.estimate.step_time_s

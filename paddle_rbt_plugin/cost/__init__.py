@@ -2,7 +2,7 @@
 
 from paddle_rbt_plugin.cost.candidate import Candidate, Precision, Recompute, Schedule, Training
 from paddle_rbt_plugin.cost.constants import DEFAULT, Constants
-from paddle_rbt_plugin.cost.estimate import Estimate, StageEstimate, estimate
+from paddle_rbt_plugin.cost.estimates import Estimate, StageEstimate, estimate
 from paddle_rbt_plugin.cost.model import Case, CostModel, Prediction
 
 __all__ = [

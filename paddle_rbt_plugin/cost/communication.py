@@ -16,6 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil, log2
+from typing import Any
+
+import numpy as np
 
 from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.completion.work import CollectiveKind
@@ -68,8 +71,13 @@ def split_network(net: GroupNetwork, size: int) -> tuple[GroupNetwork, GroupNetw
     return inside, replace(net, ranks=net.ranks // size, machines=machines, inter_bandwidth=net.inter_bandwidth / at_once)
 
 
-def collective_seconds(kind: CollectiveKind, nbytes: float, net: GroupNetwork, c: Constants) -> float:
-    """Time of one collective; 0 in a group of one rank."""
+def larger(a: Any, b: Any) -> Any:
+    """The larger of two numbers, or of each pair of two arrays."""
+    return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
+
+
+def collective_seconds(kind: CollectiveKind, nbytes: Any, net: GroupNetwork, c: Constants) -> Any:
+    """Time of one collective; 0 in a group of one rank. ``nbytes`` may be an array of messages, which gives one of times."""
     n, machines = net.ranks, net.machines
     if n == 1:
         return 0.0
@@ -82,11 +90,11 @@ def collective_seconds(kind: CollectiveKind, nbytes: float, net: GroupNetwork, c
         seconds = nbytes * (n - 1) / n / intra
         if machines > 1:
             r = net.ranks_per_machine
-            seconds = max(seconds, r * nbytes * (n - r) / n / inter)
+            seconds = larger(seconds, r * nbytes * (n - r) / n / inter)
         return c.collective_launch_s + (n - 1) * net.intra_step + seconds
     moved = nbytes * (n - 1) / n
     seconds, alpha = moved / intra + c.collective_passes / 2 * nbytes / net.memory_bandwidth, (n - machines) * net.intra_step
     if machines > 1:
-        seconds = max(seconds, moved / inter)
+        seconds = larger(seconds, moved / inter)
         alpha += min(machines - 1, ceil(log2(machines))) * net.inter_step
     return c.collective_launch_s + (alpha + seconds) * (2 if kind == "all_reduce" else 1)

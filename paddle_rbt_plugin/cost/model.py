@@ -18,7 +18,7 @@ from typing import Any
 from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.completion.work import Completion
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
-from paddle_rbt_plugin.cost.estimate import Estimate
+from paddle_rbt_plugin.cost.estimates import Estimate
 from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
 from paddle_rbt_plugin.errors import CostModelError, PatternError, TunerError, describe_error
 from paddle_rbt_plugin.graph import Graph
@@ -123,7 +123,7 @@ def check_cost_model(cls: Any) -> type[CostModel]:
     return cls
 
 
-class Judge:
+class CostModelAdapter:
     """A cost model at work in one search. Whatever goes wrong in it is a CostModelError that names its package."""
 
     def __init__(self, source: PluginCostModel, graph: Graph, cluster: Cluster, training: Training):
@@ -148,9 +148,9 @@ class Judge:
     def bounded(self) -> bool:
         return self.source.model.bounded
 
-    def on(self, cluster: Cluster) -> Judge:
+    def on(self, cluster: Cluster) -> CostModelAdapter:
         """The same model for another cluster."""
-        return Judge(self.source, self._graph, cluster, self._training)
+        return CostModelAdapter(self.source, self._graph, cluster, self._training)
 
     def estimate(self, case: Case) -> Estimate:
         """The analytic estimate with what the model says in place of it. Raises CostModelError, which names its package."""

@@ -85,9 +85,42 @@ def makespan(
     return _simulate(schedule, forward, backward, rounds) + (micro_batches - rounds) * busiest
 
 
-@lru_cache(maxsize=64)
-def _orders(schedule: Schedule, stages: int, micro_batches: int, chunks: int) -> list[list[Pass]]:
-    return [stage_order(schedule, s, stages, micro_batches, chunks) for s in range(stages)]
+@lru_cache(maxsize=1024)
+def _plan(schedule: Schedule, stages: int, micro_batches: int, chunks: int) -> list[tuple[int, int, int]]:
+    """The passes of all stages, each behind the one that it waits for: the stage, the place of its seconds among those of the
+    forward passes (chunk by chunk, stage by stage) and then the backward passes, and the position of the one it waits for, -1
+    for none."""
+    parts = chunks * stages
+    orders = [
+        [(i * 2 * parts + (parts if back else 0) + c * stages + s) for i, c, back in order]
+        for s, order in enumerate(stage_order(schedule, s, stages, micro_batches, chunks) for s in range(stages))
+    ]
+    at = [-1] * (2 * parts * micro_batches)
+    """Position of each pass in the plan, by micro batch and place of its seconds."""
+    # Per place of seconds, how far away the place lies of the pass that it waits for.
+    waits: list[int | None] = [None, *[-1] * (parts - 1), *[1] * (parts - 1), -parts]
+    plan: list[tuple[int, int, int]] = []
+    position, waiting = [0] * stages, list(range(stages))
+    while waiting:
+        s = waiting.pop()
+        order, done = orders[s], position[s]
+        for what in order[done:]:
+            place = what % (2 * parts)
+            away = waits[place]
+            source = -1
+            if away is not None:
+                source = at[what + away]
+                if source < 0:
+                    break
+            at[what] = len(plan)
+            plan.append((s, place, source))
+            done += 1
+        if done > position[s]:
+            position[s] = done
+            for neighbour in ((s + 1) % stages, (s - 1) % stages):
+                if neighbour not in waiting:
+                    waiting.append(neighbour)
+    return plan
 
 
 @lru_cache(maxsize=4096)
@@ -98,36 +131,13 @@ def _simulate(
     micro_batches: int,
 ) -> float:
     stages, chunks = len(forward), len(forward[0])
-    last = chunks * stages - 1
-    orders = _orders(schedule, stages, micro_batches, chunks)
-    free, position = [0.0] * stages, [0] * stages
-    # When the pass of micro batch i through virtual stage chunk * stages + stage ends, at the sender; -1 while it has not run.
-    done_forward = [[-1.0] * (last + 1) for _ in range(micro_batches)]
-    done_backward = [[-1.0] * (last + 1) for _ in range(micro_batches)]
-    waiting = list(range(stages))
-    while waiting:
-        s = waiting.pop()
-        order, at, now = orders[s], position[s], free[s]
-        while at < len(order):
-            i, c, is_backward = order[at]
-            here = c * stages + s
-            if is_backward:
-                done, source, ready = done_backward[i], here + 1, done_forward[i][here]
-                if here < last:
-                    ready = done[source]
-                seconds = backward[s][c]
-            else:
-                done, source, ready = done_forward[i], here - 1, 0.0
-                if here > 0:
-                    ready = done[source]
-                seconds = forward[s][c]
-            if ready < 0:
-                break
-            now = max(now, ready) + seconds
-            done[here] = now
-            at += 1
-            neighbour = (s - 1) % stages if is_backward else (s + 1) % stages
-            if neighbour not in waiting:
-                waiting.append(neighbour)
-        position[s], free[s] = at, now
+    seconds = [of[s][c] for of in (forward, backward) for c in range(chunks) for s in range(stages)]
+    free = [0.0] * stages
+    ends: list[float] = []
+    for s, place, source in _plan(schedule, stages, micro_batches, chunks):
+        start = free[s]
+        if source >= 0 and ends[source] > start:
+            start = ends[source]
+        free[s] = end = start + seconds[place]
+        ends.append(end)
     return max(free)

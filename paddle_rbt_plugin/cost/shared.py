@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+
+import numpy as np
 
 from paddle_rbt_plugin.cluster import Cluster, Device, MachineGroup, ProcessMesh
-from paddle_rbt_plugin.completion.work import Completion, SegmentWork, Value
+from paddle_rbt_plugin.completion.work import Completion, SegmentWork
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.cost.communication import GroupNetwork, collective_seconds, group_network
 from paddle_rbt_plugin.cost.compute import ComputeDevice, products
 from paddle_rbt_plugin.cost.constants import DEFAULT, Constants, constants_on
 from paddle_rbt_plugin.cost.segments import Machine, SegmentCost, segment_cost
 from paddle_rbt_plugin.cost.sizes import Sizes, loss_values
-from paddle_rbt_plugin.cost.transfers import Routes, Sends, chunk_sends, find_routes
+from paddle_rbt_plugin.cost.transfers import Path, Routes, Sends, routes
 
 
 class SharedCosts:
@@ -36,7 +39,8 @@ class SharedCosts:
         self._segments: dict[tuple[object, ...], SegmentCost] = {}
         self._machines: dict[tuple[object, ...], tuple[Device, Machine]] = {}
         self._sends: dict[tuple[object, ...], tuple[Completion, Sends]] = {}
-        self._routes: dict[tuple[object, ...], tuple[Completion, Routes]] = {}
+        self._known_routes: dict[tuple[object, ...], Routes] = {}
+        self._crossings: dict[tuple[object, ...], tuple[Completion, np.ndarray, np.ndarray]] = {}
         self._pairs: dict[tuple[int, int], GroupNetwork] = {}
         self._groups_of_parts: dict[tuple[int, int, int], GroupNetwork] = {}
 
@@ -104,52 +108,84 @@ class SharedCosts:
         chunk_layers: tuple[int, ...],
         of_layer: Sequence[Completion] | None = None,
     ) -> Sends:
-        """What the stages send each other; ``chunk_layers`` as in ``chunk_sends``. ``of_layer`` holds the completion of each
-        layer where they differ."""
+        """What the stages send each other; ``chunk_layers`` as in ``routes``. ``of_layer`` holds the completion of each layer
+        where they differ."""
         if of_layer is not None:
-            return self._sum_sends(completion, candidate, chunk_layers, of_layer)
+            return self._routes(completion, candidate, chunk_layers, of_layer).sends(
+                self._sent_bytes(completion, candidate, of_layer), partial(self._sending, completion, candidate, of_layer)
+            )
         mesh, strategy = completion.mesh, (candidate.pp, candidate.micro_batch, candidate.sequence_parallel)
         key = (id(completion.crossings), mesh.axes, mesh.shape, chunk_layers, *strategy)
         if key not in self._sends:
             same = (completion,) * completion.layers.count
-            self._sends[key] = completion, self._sum_sends(completion, candidate, chunk_layers, same)
+            route_key = (
+                id(completion.crossings),
+                mesh.axes,
+                mesh.shape,
+                chunk_layers,
+                candidate.pp,
+                candidate.sequence_parallel,
+            )
+            if route_key not in self._known_routes:
+                self._known_routes[route_key] = self._routes(completion, candidate, chunk_layers, same)
+            self._sends[key] = (
+                completion,
+                self._known_routes[route_key].sends(
+                    self._sent_bytes(completion, candidate, same), partial(self._sending, completion, candidate, same)
+                ),
+            )
         return self._sends[key][1]
 
-    def _sum_sends(
+    def _sent_bytes(self, completion: Completion, candidate: Candidate, of_layer: Sequence[Completion]) -> np.ndarray:
+        """Bytes on one rank of each crossing as the completion of its layer has it."""
+        found = {id(c): self._crossing_bytes(c, candidate) for c in {id(c): c for c in of_layer}.values()}
+        if len(found) == 1:
+            return next(iter(found.values()))
+        return np.array([found[id(of_layer[c.layer])][i] for i, c in enumerate(completion.crossings)], float)
+
+    def _crossing_bytes(self, completion: Completion, candidate: Candidate) -> np.ndarray:
+        """Bytes on one rank of all crossings of a completion: linear in the micro batch for what grows with the batch."""
+        mesh = completion.mesh
+        key = (id(completion.crossings), mesh.axes, mesh.shape, candidate.sequence_parallel)
+        if key not in self._crossings:
+            sizes = Sizes(mesh, mesh.degree("dp") / completion.batch, self.training.precision, candidate.sequence_parallel)
+            of_one = np.array([sizes.stored(c.value) for c in completion.crossings], float)
+            grows = np.array([c.value.batch_dim is not None for c in completion.crossings], bool)
+            self._crossings[key] = completion, of_one, grows
+        _, of_one, grows = self._crossings[key]
+        samples = candidate.micro_batch
+        return np.where(grows, samples, 1) * of_one
+
+    def _routes(
         self, completion: Completion, candidate: Candidate, chunk_layers: tuple[int, ...], of_layer: Sequence[Completion]
-    ) -> Sends:
-        place = {id(c.value): i for i, c in enumerate(completion.crossings)}
+    ) -> Routes:
         ranks = completion.mesh.size
-        known: dict[tuple[int, int], float] = {}  # bytes of a value as one completion has it; most layers share theirs
+        first: dict[tuple[object, ...], Path] = {}
 
-        def stored(value: Value, layer: int) -> float:
-            mine = of_layer[layer]
-            at = id(value), id(mine)
-            if at not in known:
-                scale = candidate.micro_batch * mine.mesh.degree("dp") / mine.batch
-                key = ("sent", mine.mesh.axes, mine.mesh.shape, scale, candidate.sequence_parallel)
-                if key not in self._sizes:
-                    self._sizes[key] = Sizes(mine.mesh, scale, self.training.precision, candidate.sequence_parallel)
-                known[at] = self._sizes[key].stored(mine.crossings[place[id(value)]].value)
-            return known[at]
+        def path_of(layer: int, source: int, target: int) -> Path:
+            mp = self._part_network(of_layer[layer], candidate, source * ranks)
+            return first.setdefault((self.pair(source * ranks, target * ranks), mp), (layer, source, target))
 
-        def seconds(value: Value, layer: int, source: int, target: int) -> float:
-            nbytes, net = stored(value, layer), self.pair(source * ranks, target * ranks)
-            whole = not self.training.own_copies or candidate.sequence_parallel
-            mp = None if whole else self.machine(of_layer[layer].mesh, source * ranks)[1].networks.get("mp")
-            if mp is None or mp.ranks == 1:
-                return collective_seconds("p2p", nbytes, net, self.constants)
-            # Each rank sends its part, the receivers gather it (arXiv 2104.04473, section 4.1).
-            part = collective_seconds("p2p", nbytes / mp.ranks, net, self.constants)
-            return part + collective_seconds("all_gather", nbytes, mp, self.constants)
+        return routes(completion, chunk_layers, candidate.pp, self.training.own_copies, path_of)
 
-        return chunk_sends(self._routes_of(completion, chunk_layers, candidate.pp), seconds, stored)
+    def _part_network(self, completion: Completion, candidate: Candidate, first: int) -> GroupNetwork | None:
+        """Where each rank of an mp group sends a part of a hidden state, the group that gathers the parts."""
+        if not self.training.own_copies or candidate.sequence_parallel:
+            return None
+        mp = self.machine(completion.mesh, first)[1].networks.get("mp")
+        return None if mp is None or mp.ranks == 1 else mp
 
-    def _routes_of(self, completion: Completion, chunk_layers: tuple[int, ...], stages: int) -> Routes:
-        key = (id(completion.crossings), chunk_layers, stages)
-        if key not in self._routes:
-            self._routes[key] = completion, find_routes(completion, chunk_layers, stages, self.training.own_copies)
-        return self._routes[key][1]
+    def _sending(
+        self, completion: Completion, candidate: Candidate, of_layer: Sequence[Completion], nbytes: np.ndarray, path: Path
+    ) -> np.ndarray:
+        layer, source, target = path
+        ranks = completion.mesh.size
+        net, mp = self.pair(source * ranks, target * ranks), self._part_network(of_layer[layer], candidate, source * ranks)
+        if mp is None:
+            return collective_seconds("p2p", nbytes, net, self.constants)
+        # Each rank sends its part, the receivers gather it (arXiv 2104.04473, section 4.1).
+        part = collective_seconds("p2p", nbytes / mp.ranks, net, self.constants)
+        return part + collective_seconds("all_gather", nbytes, mp, self.constants)
 
     def sizes(self, work: SegmentWork, mesh: ProcessMesh, batch_scale: float, sequence_parallel: bool) -> Sizes:
         """Local sizes of the values of a segment. ``batch_scale`` is as in ``Value.local_shape``."""

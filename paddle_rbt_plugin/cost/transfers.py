@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from paddle_rbt_plugin.completion.work import Completion, Crossing, Value
+import numpy as np
+
+from paddle_rbt_plugin.completion.work import Completion, Crossing
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ def transfers(completion: Completion, stages: Sequence[int]) -> Iterator[Transfe
 
 def _distance(readers: Sequence[int], made: int, chunk_of: Sequence[int], stage_of: Sequence[int]) -> int:
     """How many stages further than the chunk ``made`` the stage farthest from it lies that runs one of some layers."""
-    first = {stage: made + i for i, stage in reversed(list(enumerate(stage_of[made:])))}
-    return max((first[stage_of[chunk_of[reader]]] - made for reader in readers if chunk_of[reader] >= made), default=0)
+    wanted = {stage_of[chunk_of[reader]] for reader in readers if chunk_of[reader] >= made}
+    return max((stage_of.index(stage, made) - made for stage in wanted), default=0)
 
 
 def _chunks(stages: Sequence[int]) -> list[int]:
@@ -82,41 +84,70 @@ class Sends:
     states left out: these are counted where backward reads them."""
 
 
+Path = tuple[int, int, int]
+"""The layer that makes a value, and the stages that it is sent from and to."""
+
+
 @dataclass(frozen=True)
 class Routes:
-    """What is sent between the chunks of a pipeline, and what stages have beside it, whatever the sizes."""
+    """The transfers of one cut of a model as arrays, whatever is sent: one entry per value that is sent one way between two
+    stages, and one per value that a stage keeps."""
 
-    chunk_count: int
-    stage_count: int
-    sent: tuple[Transfer, ...]
-    beside: tuple[tuple[Crossing, int], ...]
-    """What is fed to, or computed on, other stages than the first that reads it, each with such a stage."""
+    value: np.ndarray
+    """Position of the crossing."""
+    path: np.ndarray
+    """Which of ``paths`` it takes."""
+    paths: tuple[Path, ...]
+    sender: np.ndarray
+    """The sending chunk; those that send back come behind those that send ahead."""
+    kept: np.ndarray
+    """Position of the crossing that a stage keeps."""
+    keeper: np.ndarray
+    """The stage that keeps it."""
+    chunks: int
+    stages: int
+
+    def sends(self, nbytes: np.ndarray, seconds: Callable[[np.ndarray, Path], np.ndarray]) -> Sends:
+        """Sums up what the chunks send; ``nbytes`` is per crossing, ``seconds`` the time of messages on a path."""
+        messages = nbytes[self.value]
+        spent = np.zeros(len(messages))
+        for i, path in enumerate(self.paths):
+            here = self.path == i
+            spent[here] = seconds(messages[here], path)
+        both = np.bincount(self.sender, spent, 2 * self.chunks).tolist()
+        received = np.bincount(self.keeper, nbytes[self.kept], self.stages).tolist()
+        return Sends(tuple(both[: self.chunks]), tuple(both[self.chunks :]), tuple(received))
 
 
-def find_routes(completion: Completion, chunk_layers: Sequence[int], stages: int, only_hidden: bool) -> Routes:
-    """The routes between model chunks of ``chunk_layers`` layers that run on ``stages`` in turn. ``only_hidden`` leaves out all
-    but hidden states."""
+def routes(
+    completion: Completion,
+    chunk_layers: Sequence[int],
+    stages: int,
+    only_hidden: bool,
+    path_of: Callable[[int, int, int], Path],
+) -> Routes:
+    """The transfers of model chunks that have ``chunk_layers`` layers and run on ``stages`` in turn.
+
+    ``path_of`` a layer and two stages is the first path that takes as long as theirs. ``only_hidden`` leaves out all but hidden
+    states."""
+    place = {id(c): i for i, c in enumerate(completion.crossings)}
+    chunks = len(chunk_layers)
+    sent: list[tuple[int, int, Path]] = []
+    kept: list[tuple[int, int]] = []
     stage_of_layer = [chunk % stages for chunk, n in enumerate(chunk_layers) for _ in range(n)]
-    every = transfers(completion, stage_of_layer) if stages > 1 else ()
-    sent = tuple(t for t in every if t.crossing.value.is_activation or not only_hidden)
-    hows = () if only_hidden else ("fed", "computed")
-    beside = tuple((crossing, stage) for how in hows for crossing, _, stage in copies(completion, stage_of_layer, how))
-    return Routes(len(chunk_layers), stages, sent, beside)
-
-
-def chunk_sends(
-    routes: Routes, seconds: Callable[[Value, int, int, int], float], nbytes: Callable[[Value, int], float]
-) -> Sends:
-    """Sums up over the model chunks what the routes cost. ``seconds`` is the time to send a value of a layer from one stage to
-    another, ``nbytes`` its size on one rank."""
-    ahead, back, received = [0.0] * routes.chunk_count, [0.0] * routes.chunk_count, [0.0] * routes.stage_count
-    for t in routes.sent:
-        value, layer = t.crossing.value, t.crossing.layer
-        ahead[t.chunk] += seconds(value, layer, t.source, t.target)
+    for t in transfers(completion, stage_of_layer) if stages > 1 else ():
+        if only_hidden and not t.crossing.value.is_activation:
+            continue
+        i, layer = place[id(t.crossing)], t.crossing.layer
+        sent.append((i, t.chunk, path_of(layer, t.source, t.target)))
         if t.returns:
-            back[t.chunk + 1] += seconds(value, layer, t.target, t.source)
-        if not value.is_activation:
-            received[t.target] += nbytes(value, layer)
-    for crossing, stage in routes.beside:
-        received[stage] += nbytes(crossing.value, crossing.layer)
-    return Sends(tuple(ahead), tuple(back), tuple(received))
+            sent.append((i, chunks + t.chunk + 1, path_of(layer, t.target, t.source)))
+        if not t.crossing.value.is_activation:
+            kept.append((i, t.target))
+    if not only_hidden:
+        for how in ("fed", "computed"):
+            kept += [(place[id(c)], stage) for c, _, stage in copies(completion, stage_of_layer, how)]
+    numbers: dict[Path, int] = {}
+    rows = np.array([(i, sender, numbers.setdefault(path, len(numbers))) for i, sender, path in sent], int).reshape(-1, 3)
+    keeps = np.array(kept, int).reshape(-1, 2)
+    return Routes(rows[:, 0], rows[:, 2], tuple(numbers), rows[:, 1], keeps[:, 0], keeps[:, 1], chunks, stages)

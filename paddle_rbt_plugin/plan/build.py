@@ -9,7 +9,7 @@ from itertools import groupby
 from paddle_rbt_plugin.cluster import Cluster, stage_meshes
 from paddle_rbt_plugin.completion.forms import SHARDED_FORMS
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
-from paddle_rbt_plugin.cost.estimate import Estimate
+from paddle_rbt_plugin.cost.estimates import Estimate
 from paddle_rbt_plugin.cost.stages import make_stages
 from paddle_rbt_plugin.plan.plan import Plan, PlanEstimate, Stage, TensorPlacement
 from paddle_rbt_plugin.search import Analysis, SearchResult, candidate_dict

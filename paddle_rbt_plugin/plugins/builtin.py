@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.cost.candidate import Training
-from paddle_rbt_plugin.cost.estimate import RESOLUTION
+from paddle_rbt_plugin.cost.estimates import RESOLUTION
 from paddle_rbt_plugin.cost.model import Case, CostModel, Prediction
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph import Graph
@@ -16,7 +16,7 @@ from paddle_rbt_plugin.plugins.markers import hookimpl
 
 
 class AnalyticCostModel(CostModel):
-    """The roofline and ring model of ``cost.estimate``."""
+    """The roofline and ring model of ``cost.estimates``."""
 
     name = "analytic"
     bounded = True

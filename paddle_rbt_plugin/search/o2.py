@@ -29,11 +29,12 @@ from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.cost.pipeline import in_flight
 from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
 from paddle_rbt_plugin.search.layer_costs import CLOSING, LayerCosts, Option, option_of
-from paddle_rbt_plugin.search.o1 import Search, run_o1
+from paddle_rbt_plugin.search.o1 import run_o1
 from paddle_rbt_plugin.search.rejections import Reason
 from paddle_rbt_plugin.search.result import Evaluated, SearchResult, ranked
 from paddle_rbt_plugin.search.runs import StageRuns, Way
 from paddle_rbt_plugin.search.space import candidate_dict, variants, ways
+from paddle_rbt_plugin.search.state import Search
 from paddle_rbt_plugin.spelling import counted
 
 _BY_LAYER = frozenset({"dp", "mp", "micro_batch", "recompute"})
@@ -140,6 +141,8 @@ def _mixed(whole: np.ndarray, steps: int) -> np.ndarray:
     ``whole`` is what all layers would take there. The weights make all ``w_s * whole_s`` equal as far as they can, so that no
     cut has much less; on equal stages w_s = 1 / (1 - (1 - 1 / m) ** pp)."""
     weights = np.zeros(len(whole))
+    if not whole.all():  # a host that launches in no time bounds nothing
+        return weights
     for s in reversed(range(len(whole))):
         weights[s] = max(0.0, 1.0 / whole[s] - weights.sum()) / steps
     later = np.cumsum(weights[::-1])[::-1] - weights

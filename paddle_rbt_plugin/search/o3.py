@@ -16,9 +16,9 @@ from itertools import accumulate, permutations
 
 from paddle_rbt_plugin.cluster import Cluster, MachineGroup
 from paddle_rbt_plugin.errors import NoFeasiblePlan
-from paddle_rbt_plugin.search.o1 import Search
 from paddle_rbt_plugin.search.o2 import run_o2
 from paddle_rbt_plugin.search.result import SearchResult
+from paddle_rbt_plugin.search.state import Search
 
 MOST_GROUPS = 5
 """Groups that are put in every order (120 of them); of more, the order as described and its reverse are searched."""
@@ -31,7 +31,7 @@ def run_o3(search: Search) -> SearchResult:
     orders = list(_orders(search.cluster))
     for i, order in enumerate(orders):
         if best is not None and search.deadline.passed(f"not tried: {len(orders) - i} of {len(orders)} orders of the groups"):
-            best = replace(best, notes=(search.deadline.stopped,))
+            best = replace(best, notes=tuple(dict.fromkeys((search.deadline.stopped, *best.notes))))
             break
         try:
             result = run_o2(search if i == 0 else search.on(Cluster(tuple(search.cluster.groups[g] for g in order))))

@@ -7,20 +7,24 @@ asks least of the user and of Paddle wins: no plan is more complicated for a gai
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import groupby
 from typing import Any
 
 from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.completion import Completion
 from paddle_rbt_plugin.cost.candidate import Candidate
-from paddle_rbt_plugin.cost.estimate import Estimate
+from paddle_rbt_plugin.cost.estimates import Estimate
 from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
 from paddle_rbt_plugin.search.bounds import Bound
 from paddle_rbt_plugin.search.dimensions import SearchSpace
 from paddle_rbt_plugin.search.rejections import Reason, Rejected, reason
 from paddle_rbt_plugin.search.space import Degrees, candidate_dict
 from paddle_rbt_plugin.spelling import counted, spell_candidate
+
+Bounded = tuple[float, Candidate]
+"""A candidate that may run, behind the lower bound of its step."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,12 @@ def ranked(found: Iterable[Evaluated], resolution: float) -> list[Evaluated]:
 def order_of(candidate: Candidate) -> tuple[str, ...]:
     """Candidates in an order of their own: smaller degrees first."""
     return tuple(f"{value:>6}" if isinstance(value, int) else str(value) for value in candidate_dict(candidate).values())
+
+
+def ascending(bounded: Iterable[Bounded]) -> Iterator[Bounded]:
+    """By growing bound; those of equal bounds in the order of the candidates, which is made for them only."""
+    for _, alike in groupby(sorted(bounded, key=lambda b: b[0]), key=lambda b: b[0]):
+        yield from sorted(alike, key=lambda b: order_of(b[1]))
 
 
 class Misses:

@@ -8,16 +8,14 @@ devices equally many, those whose analytic bounds are the smallest; the plan say
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from itertools import islice
 
 from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.search.bounds import Bound
-from paddle_rbt_plugin.search.result import Evaluated, Misses, ranked
+from paddle_rbt_plugin.search.result import Bounded, Evaluated, Misses, ascending, ranked
 from paddle_rbt_plugin.search.space import Degrees, candidate_dict
+from paddle_rbt_plugin.search.state import Search
 from paddle_rbt_plugin.spelling import counted
-
-if TYPE_CHECKING:
-    from paddle_rbt_plugin.search.o1 import Bounded, Search
 
 MOST_ASKED = 1000
 """Candidates that a cost model without bounds is asked about."""
@@ -30,8 +28,8 @@ def ask_all(
     found. Those that do not fit by that model are added to ``misses``."""
     total = sum(map(len, fitting.values()))
     share = total if total <= MOST_ASKED else max(1, MOST_ASKED // len(fitting))
-    nearest = (bounded for found in fitting.values() for bounded in sorted(found, key=lambda b: b[:2])[:share])
-    asked = [candidate for _, _, candidate in sorted(nearest, key=lambda b: b[:2])]
+    nearest = (bounded for found in fitting.values() for bounded in islice(ascending(found), share))
+    asked = [candidate for _, candidate in ascending(nearest)]
     fits: list[Evaluated] = []
     for done, candidate in enumerate(asked):
         search.progress(done, len(asked), candidate_dict(candidate))
@@ -42,11 +40,11 @@ def ask_all(
             fits.append(evaluated)
             search.progress.found(evaluated.estimate.step_time_s, candidate_dict(candidate), is_estimated=True)
         else:
-            misses.add(_degrees(candidate), candidate, _bound(evaluated))
+            misses.add(Degrees.of(candidate), candidate, _bound(evaluated))
     best = ranked(fits, search.resolution)
     first: dict[Degrees, Evaluated] = {}
     for evaluated in best:
-        first.setdefault(_degrees(evaluated.candidate), evaluated)
+        first.setdefault(Degrees.of(evaluated.candidate), evaluated)
     return {e.candidate: e for e in (*best[:kept], *first.values())}, _note(search, len(asked), total)
 
 
@@ -58,10 +56,6 @@ def _note(search: Search, asked: int, total: int) -> str:
         f"{search.judge.source} was asked about {asked} of the {total} candidates that may fit: of each way to use the devices "
         "those that the analytic model takes for fastest; a narrower search_space leaves none out"
     )
-
-
-def _degrees(candidate: Candidate) -> Degrees:
-    return Degrees(candidate.pp, candidate.dp, candidate.mp)
 
 
 def _bound(evaluated: Evaluated) -> Bound:

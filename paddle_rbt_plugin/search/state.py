@@ -1,0 +1,119 @@
+"""The state of one search: its inputs, its deadline, and the costs that its levels share."""
+
+from __future__ import annotations
+
+import time
+
+from paddle_rbt_plugin.cluster import Cluster, stage_meshes
+from paddle_rbt_plugin.completion import Completion
+from paddle_rbt_plugin.cost.candidate import Candidate, Training
+from paddle_rbt_plugin.cost.estimates import RESOLUTION, estimate
+from paddle_rbt_plugin.cost.model import Case, CostModelAdapter
+from paddle_rbt_plugin.cost.shared import SharedCosts
+from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
+from paddle_rbt_plugin.cost.stages import even_stages
+from paddle_rbt_plugin.search.analysis import Analysis
+from paddle_rbt_plugin.search.bounds import Bounds
+from paddle_rbt_plugin.search.dimensions import SearchSpace
+from paddle_rbt_plugin.search.progress import Reporter, Watcher
+from paddle_rbt_plugin.search.result import Evaluated
+
+
+class Deadline:
+    """When to stop: ``limit`` seconds from now, never for None."""
+
+    def __init__(self, limit: float | None = None):
+        self._limit = limit
+        self._end = None if limit is None else time.monotonic() + limit
+        self.stopped = ""
+        """Says that the search was stopped; empty while it was not."""
+
+    def passed(self, where: str) -> bool:
+        """Whether it is time to stop; ``where`` says what is left undone."""
+        if self._end is None or time.monotonic() < self._end:
+            return False
+        self.stopped = self.stopped or f"stopped by the time limit of {self._limit:g} s: {where}; this is the best so far"
+        return True
+
+
+class Search:
+    """The state of one search: what its levels share."""
+
+    def __init__(
+        self,
+        analysis: Analysis,
+        cluster: Cluster,
+        training: Training,
+        space: SearchSpace,
+        memory_reserve: float = 0.1,
+        progress: Watcher | None = None,
+        time_limit: float | None = None,
+        judge: CostModelAdapter | None = None,
+    ):
+        self.analysis = analysis
+        self.cluster = cluster
+        self.training = training
+        self.space = space
+        self.memory_reserve = memory_reserve
+        self.judge = judge
+        """The cost model that ranks the candidates; None for the analytic model itself."""
+        self.progress = Reporter(progress)
+        self.deadline = Deadline(time_limit)
+        self.shared = SharedCosts(cluster, training)
+        self.bounds = Bounds(self.shared, memory_reserve)
+
+    def on(self, cluster: Cluster) -> Search:
+        """The same search on another cluster, under the same deadline."""
+        judge = None if self.judge is None else self.judge.on(cluster)
+        other = Search(self.analysis, cluster, self.training, self.space, self.memory_reserve, judge=judge)
+        other.deadline = self.deadline
+        other.progress = self.progress
+        other.shared = self.shared.on(cluster)
+        other.bounds = Bounds(other.shared, self.memory_reserve)
+        return other
+
+    @property
+    def bounded(self) -> bool:
+        """Whether no step is predicted shorter than the analytic lower bounds, so that they prune exactly."""
+        return self.judge is None or (self.judge.bounded and not self.judge.predicts_memory)
+
+    @property
+    def resolution(self) -> float:
+        """Relative difference of two step times below which neither is faster."""
+        return RESOLUTION if self.judge is None else self.judge.resolution
+
+    @property
+    def predicts_memory(self) -> bool:
+        """Whether a cost model of its own, not the analytic one, says what fits."""
+        return self.judge is not None and self.judge.predicts_memory
+
+    def completion(self, candidate: Candidate) -> Completion:
+        """The completion of a stage's mesh."""
+        pp, chunks = candidate.pp, candidate.vpp
+        mesh = stage_meshes(self.cluster, pp, candidate.dp, candidate.mp, candidate.axes, candidate.ep)[0]
+        if pp == 1 or self.training.own_copies:
+            return self.analysis.complete(mesh)
+        return self.analysis.complete(mesh, even_stages(self.analysis.layers.count, pp, chunks))
+
+    def evaluate(
+        self,
+        candidate: Candidate,
+        stage_layers: tuple[int, ...] | None = None,
+        layers: tuple[LayerStrategy, ...] | None = None,
+    ) -> Evaluated:
+        """The exact cost of a candidate."""
+        completion = self.completion(candidate)
+        analytic = estimate(
+            completion,
+            candidate,
+            self.cluster,
+            self.training,
+            memory_reserve=self.memory_reserve,
+            stage_layers=stage_layers,
+            layers=layers,
+            shared=self.shared,
+        )
+        predicted = analytic
+        if self.judge is not None:
+            predicted = self.judge.estimate(Case(candidate, completion, analytic, stage_layers, layers))
+        return Evaluated(candidate, predicted, stage_layers, layers, analytic.step_time_s)
