@@ -12,6 +12,7 @@ from paddle_rbt_plugin.handover.pir.configs import config_graph
 from paddle_rbt_plugin.models import GPTConfig
 from paddle_rbt_plugin.plan.explain import WIDTH, group_rejected, group_unmatched, reasons
 from paddle_rbt_plugin.plan.plan import Plan
+from paddle_rbt_plugin.search.rejections import Rejected, reason
 from paddle_rbt_plugin.spelling import spell_bytes, spell_candidate, spell_seconds
 from paddle_rbt_plugin.tuner import tune_graph
 
@@ -111,11 +112,16 @@ def test_nothing_takes_time_that_takes_none():
     assert "residue" not in dataclasses.replace(made, estimate=residue).explain()
 
 
+def weight(name, shape, *readers):
+    words = f"{name} {shape}, read by {', '.join(readers)}"
+    return {"name": name, "kind": "no_pattern", "reason": words, "shape": shape, "readers": list(readers)}
+
+
 def test_weights_of_repeated_layers_that_nothing_matches_are_one_line():
     unmatched = [
-        f"layers.{i}.{name}.weight [64, 128], read by matmul_{9 * i + j}" for i in range(3) for j, name in enumerate("ab")
+        weight(f"layers.{i}.{name}.weight", [64, 128], f"matmul_{9 * i + j}") for i in range(3) for j, name in enumerate("ab")
     ]
-    lines = group_unmatched([*unmatched, "head.weight [64, 512], read by matmul_30, transpose_2"])
+    lines = group_unmatched([*unmatched, weight("head.weight", [64, 512], "matmul_30", "transpose_2")])
     assert lines == [
         "3 x layers.0.a.weight to layers.2.a.weight [64, 128], read by matmul",
         "3 x layers.0.b.weight to layers.2.b.weight [64, 128], read by matmul",
@@ -134,30 +140,47 @@ def test_rejected_candidates_are_grouped_by_reason_and_counted():
     assert any("search_space allows pp 1 only" in group.reason for group in groups)
 
 
+def short_of_memory(mp, missing, count=0):
+    limit = 72 * 2**30
+    why = reason("memory", missing_bytes=missing, peak_bytes=limit + missing, limit_bytes=limit, device="A100-80G")
+    return Rejected({"pp": 1, "dp": 1, "mp": mp}, why, count).to_dict()
+
+
+TOO_FEW_LAYERS = Rejected({"pp": 8, "dp": 1, "mp": 1}, reason("layers", pp=8, layers=4)).to_dict()
+
+
 def test_candidates_that_do_not_fit_are_told_from_ways_that_are_ruled_out():
-    entries = [
-        {"candidate": {"pp": 1, "dp": n, "mp": 1}, "reason": f"needs {n} GiB, 1 GiB more than 7 GiB", "count": 10 * n}
-        for n in (1, 2)
-    ]
-    entries.append({"candidate": {"pp": 8, "dp": 1, "mp": 1}, "reason": "pp 8 exceeds the 4 layers of the model"})
+    entries = [*(short_of_memory(n, 2**30, count=10 * n) for n in (1, 2)), TOO_FEW_LAYERS]
     assert [group.how_many for group in group_rejected(entries)] == ["30 candidates of 2 ways", "1 way"]
 
 
 def test_a_group_shows_the_candidate_that_came_nearest():
-    reason = "needs {} GiB, {} GiB more than the 72.0 GiB that A100-80G has less its reserve"
-    entries = [{"candidate": {"pp": 1, "dp": 1, "mp": n}, "reason": reason.format(72 + n, float(n))} for n in (40, 3, 7)]
-    entries.append({"candidate": {"pp": 8, "dp": 1, "mp": 1}, "reason": "pp 8 exceeds the 4 layers of the model"})
-    first, second = group_rejected(entries)
-    assert (first.count, first.candidate["mp"], first.reason) == (3, 3, reason.format(75, 3.0))
-    assert second.count == 1
+    first, second = group_rejected([*(short_of_memory(n, n * 2**30) for n in (40, 3, 7)), TOO_FEW_LAYERS])
+    assert (first.kind, first.count, first.candidate["mp"]) == ("memory", 3, 3)
+    assert first.reason == "needs 75.0 GiB, 3.00 GiB more than the 72.0 GiB that A100-80G has less its reserve"
+    assert (second.kind, second.count) == ("layers", 1)
 
 
-def test_reasons_that_differ_in_the_unit_only_are_one_group():
-    reason = "needs {}, {} more than the 72.0 GiB that A100-80G has less its reserve"
-    misses = [("73.2 GiB", "1.20 GiB"), ("72.0 GiB", "12.3 KiB"), ("72.0 GiB", "3.00 MiB")]
-    entries = [{"candidate": {"pp": 1, "dp": 1, "mp": n}, "reason": reason.format(*miss)} for n, miss in enumerate(misses)]
-    (group,) = group_rejected(entries)
-    assert (group.count, group.reason) == (3, reason.format(*misses[1]))
+def test_the_nearest_is_told_whatever_the_unit_of_its_miss():
+    (group,) = group_rejected(
+        [short_of_memory(1, 1.2 * 2**30), short_of_memory(2, 12.3 * 2**10), short_of_memory(3, 3 * 2**20)]
+    )
+    assert (group.count, group.candidate["mp"]) == (3, 2) and "12.3 KiB more" in group.reason
+
+
+def test_reasons_of_one_kind_about_different_things_are_not_alike():
+    entries = [Rejected({"pp": 1, "dp": 1, "mp": n}, reason("axis", axis=axis)).to_dict() for n, axis in ((2, "mp"), (1, "ep"))]
+    assert len(group_rejected(entries)) == 2
+
+
+def test_a_plan_of_schema_1_still_explains_itself():
+    data = plan(pp=1).to_dict()
+    data["schema"], data["unmatched"] = 1, ["head.weight [64, 128], read by matmul_9"]
+    data["rejected"] = [{"candidate": r["candidate"], "reason": r["reason"]} for r in data["rejected"]]
+    old = Plan.from_dict(data)
+    assert old.schema == 2 and "search_space allows pp 1 only" in old.explain()
+    assert "Matched by no pattern\n  head.weight [64, 128], read by matmul_9" in old.explain()
+    assert Plan.from_dict(old.to_dict()) == old
 
 
 def test_patterns_are_named_with_distribution_and_version():
@@ -165,7 +188,9 @@ def test_patterns_are_named_with_distribution_and_version():
 
 
 def test_what_matched_nothing_and_notes_are_told():
-    made = dataclasses.replace(plan(mp=2, pp=1), unmatched=("head.weight [64, 128], read by matmul_9",), notes=("take care",))
+    made = dataclasses.replace(
+        plan(mp=2, pp=1), unmatched=(weight("head.weight", [64, 128], "matmul_9"),), notes=("take care",)
+    )
     assert "Matched by no pattern\n  head.weight [64, 128], read by matmul_9" in made.explain()
     assert made.explain().endswith("Notes\n  take care\n")
 

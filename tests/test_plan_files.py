@@ -32,7 +32,7 @@ def test_saving_and_loading_changes_nothing(plan: rbt.Plan, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        (("schema",), 2, "schema 2"),
+        (("schema",), 3, "schema 3"),
         (("degrees", "mp"), 99, "do not use the 4 devices"),
         (("degrees", "mp"), 2.0, "degrees/mp"),
         (("ep",), 3, "ep 3 is neither 1 nor degrees/dp 2"),
@@ -60,7 +60,9 @@ def test_saving_and_loading_changes_nothing(plan: rbt.Plan, tmp_path: Path) -> N
         (("tensors", "tokens", "stage"), 7, "tensors/tokens"),
         (("patterns", "qkv"), {}, "patterns/qkv"),
         (("candidates", 0, "mp"), [], "candidates/0"),
-        (("rejected",), [{"candidate": {}, "reason": "none"}], "rejected/0"),
+        (("rejected",), [{"candidate": {}, "kind": "other", "figures": {}, "reason": "none"}], "rejected/0"),
+        (("rejected", 0, "kind"), 7, "rejected/0/kind"),
+        (("unmatched",), ["head.weight [64, 512], read by matmul_9"], "unmatched/0"),
         (("unmatched",), ["\x1b]0;title\x07"], "cannot be printed"),
         (("unmatched",), ["\ud800"], "cannot be printed"),
         (("estimate", "step_time_s"), float("nan"), "NaN is no number"),

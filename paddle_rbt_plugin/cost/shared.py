@@ -18,7 +18,7 @@ from paddle_rbt_plugin.cost.compute import ComputeDevice, products
 from paddle_rbt_plugin.cost.constants import DEFAULT, Constants, constants_on
 from paddle_rbt_plugin.cost.segments import Machine, SegmentCost, segment_cost
 from paddle_rbt_plugin.cost.sizes import Sizes, loss_values
-from paddle_rbt_plugin.cost.transfers import Sends, chunk_sends
+from paddle_rbt_plugin.cost.transfers import Routes, Sends, chunk_sends, find_routes
 
 
 class SharedCosts:
@@ -36,6 +36,7 @@ class SharedCosts:
         self._segments: dict[tuple[object, ...], SegmentCost] = {}
         self._machines: dict[tuple[object, ...], tuple[Device, Machine]] = {}
         self._sends: dict[tuple[object, ...], tuple[Completion, Sends]] = {}
+        self._routes: dict[tuple[object, ...], tuple[Completion, Routes]] = {}
         self._pairs: dict[tuple[int, int], GroupNetwork] = {}
         self._groups_of_parts: dict[tuple[int, int, int], GroupNetwork] = {}
 
@@ -142,7 +143,13 @@ class SharedCosts:
             part = collective_seconds("p2p", nbytes / mp.ranks, net, self.constants)
             return part + collective_seconds("all_gather", nbytes, mp, self.constants)
 
-        return chunk_sends(completion, chunk_layers, candidate.pp, self.training.own_copies, seconds, stored)
+        return chunk_sends(self._routes_of(completion, chunk_layers, candidate.pp), seconds, stored)
+
+    def _routes_of(self, completion: Completion, chunk_layers: tuple[int, ...], stages: int) -> Routes:
+        key = (id(completion.crossings), chunk_layers, stages)
+        if key not in self._routes:
+            self._routes[key] = completion, find_routes(completion, chunk_layers, stages, self.training.own_copies)
+        return self._routes[key][1]
 
     def sizes(self, work: SegmentWork, mesh: ProcessMesh, batch_scale: float, sequence_parallel: bool) -> Sizes:
         """Local sizes of the values of a segment. ``batch_scale`` is as in ``Value.local_shape``."""

@@ -82,31 +82,41 @@ class Sends:
     states left out: these are counted where backward reads them."""
 
 
-def chunk_sends(
-    completion: Completion,
-    chunk_layers: Sequence[int],
-    stages: int,
-    only_hidden: bool,
-    seconds: Callable[[Value, int, int, int], float],
-    nbytes: Callable[[Value, int], float],
-) -> Sends:
-    """Sums transfers up over the model chunks, which have ``chunk_layers`` layers and run on ``stages`` in turn.
+@dataclass(frozen=True)
+class Routes:
+    """What is sent between the chunks of a pipeline, and what stages have beside it, whatever the sizes."""
 
-    ``seconds`` is the time to send a value of a layer from one stage to another, ``nbytes`` its size on one rank.
-    ``only_hidden`` leaves out all but hidden states."""
-    ahead, back, received = [0.0] * len(chunk_layers), [0.0] * len(chunk_layers), [0.0] * stages
+    chunk_count: int
+    stage_count: int
+    sent: tuple[Transfer, ...]
+    beside: tuple[tuple[Crossing, int], ...]
+    """What is fed to, or computed on, other stages than the first that reads it, each with such a stage."""
+
+
+def find_routes(completion: Completion, chunk_layers: Sequence[int], stages: int, only_hidden: bool) -> Routes:
+    """The routes between model chunks of ``chunk_layers`` layers that run on ``stages`` in turn. ``only_hidden`` leaves out all
+    but hidden states."""
     stage_of_layer = [chunk % stages for chunk, n in enumerate(chunk_layers) for _ in range(n)]
-    for t in transfers(completion, stage_of_layer) if stages > 1 else ():
+    every = transfers(completion, stage_of_layer) if stages > 1 else ()
+    sent = tuple(t for t in every if t.crossing.value.is_activation or not only_hidden)
+    hows = () if only_hidden else ("fed", "computed")
+    beside = tuple((crossing, stage) for how in hows for crossing, _, stage in copies(completion, stage_of_layer, how))
+    return Routes(len(chunk_layers), stages, sent, beside)
+
+
+def chunk_sends(
+    routes: Routes, seconds: Callable[[Value, int, int, int], float], nbytes: Callable[[Value, int], float]
+) -> Sends:
+    """Sums up over the model chunks what the routes cost. ``seconds`` is the time to send a value of a layer from one stage to
+    another, ``nbytes`` its size on one rank."""
+    ahead, back, received = [0.0] * routes.chunk_count, [0.0] * routes.chunk_count, [0.0] * routes.stage_count
+    for t in routes.sent:
         value, layer = t.crossing.value, t.crossing.layer
-        if only_hidden and not value.is_activation:
-            continue
         ahead[t.chunk] += seconds(value, layer, t.source, t.target)
         if t.returns:
             back[t.chunk + 1] += seconds(value, layer, t.target, t.source)
         if not value.is_activation:
             received[t.target] += nbytes(value, layer)
-    if not only_hidden:
-        for how in ("fed", "computed"):
-            for crossing, _, stage in copies(completion, stage_of_layer, how):
-                received[stage] += nbytes(crossing.value, crossing.layer)
+    for crossing, stage in routes.beside:
+        received[stage] += nbytes(crossing.value, crossing.layer)
     return Sends(tuple(ahead), tuple(back), tuple(received))

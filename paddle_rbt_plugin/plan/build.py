@@ -50,9 +50,7 @@ def make_plan(
             | {"step_time_s": e.estimate.step_time_s, "peak_memory_bytes": round(e.estimate.peak_memory_bytes)}
             for e in result.feasible
         ),
-        rejected=tuple(
-            {"candidate": r.candidate, "reason": r.reason} | ({"count": r.count} if r.count else {}) for r in result.rejected
-        ),
+        rejected=tuple(r.to_dict() for r in result.rejected),
         patterns=_patterns(analysis),
         unmatched=_unmatched(analysis),
         cluster=cluster.to_dict(),
@@ -169,13 +167,14 @@ def _patterns(analysis: Analysis) -> dict[str, dict[str, object]]:
     return dict(sorted(found.items()))
 
 
-def _unmatched(analysis: Analysis) -> tuple[str, ...]:
-    lines = []
+def _unmatched(analysis: Analysis) -> tuple[dict[str, object], ...]:
+    found: list[dict[str, object]] = []
     for t in analysis.unmatched:
+        name, shape = t.structured_name or t.name, list(t.shape)
         readers = [op.name for op in analysis.graph.consumers(t.index)]
-        name = t.structured_name or t.name
-        lines.append(f"{name} {list(t.shape)}, read by {', '.join(readers) or 'nothing'}")
-    return tuple(lines)
+        words = f"{name} {shape}, read by {', '.join(readers) or 'nothing'}"
+        found.append({"name": name, "kind": "no_pattern", "reason": words, "shape": shape, "readers": readers})
+    return tuple(found)
 
 
 def _separate_experts(analysis: Analysis) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from paddle_rbt_plugin.plan.layout import (
     spell_stages,
 )
 from paddle_rbt_plugin.plan.plan import Plan, TensorPlacement
+from paddle_rbt_plugin.search.rejections import alike, nearness
 from paddle_rbt_plugin.spelling import counted, spell_bytes, spell_candidate, spell_seconds
 
 WIDTH = 80
@@ -38,10 +39,12 @@ _KINDS = {"param": "parameter", "data": "input", "var": "intermediate tensor"}
 
 @dataclass(frozen=True)
 class RejectedGroup:
-    """Ways to use the devices (pp, dp, mp) rejected for the same reason, numbers aside, or their candidates that are."""
+    """Ways to use the devices (pp, dp, mp) rejected for the same reason, figures aside, or their candidates that are."""
 
+    kind: str
+    """The kind of the reason, see ``search.rejections``."""
     reason: str
-    """That of the candidate with the smallest numbers in it: the one that came nearest."""
+    """The reason of the nearest miss."""
     candidate: Mapping[str, Any]
     """The candidate it is the reason of."""
     count: int
@@ -89,17 +92,18 @@ def remarks(plan: Plan) -> list[str]:
     return lines
 
 
-def group_unmatched(unmatched: Iterable[str]) -> list[str]:
+def group_unmatched(unmatched: Iterable[Mapping[str, Any]]) -> list[str]:
     """What ``plan.unmatched`` says, weights of one shape whose names differ in numbers together:
     ``24 x layers.0.up.weight to layers.23.up.weight [64, 256], read by matmul``."""
-    groups: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
-    for line in unmatched:
-        name, _, rest = line.partition(" [")
-        shape, _, readers = rest.partition("]")
-        kind = re.sub(r"\d+", "#", name), shape, re.sub(r"_\d+\b", "", readers)
-        groups.setdefault(kind, []).append((name, line))
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for weight in unmatched:
+        readers = ", ".join(op.rpartition("_")[0] for op in weight.get("readers", ())) or "nothing"
+        kind = re.sub(r"\d+", "#", weight["name"]), str(weight.get("shape", "")), readers
+        groups.setdefault(kind, []).append(weight)
     return [
-        found[0][1] if len(found) == 1 else f"{len(found)} x {found[0][0]} to {found[-1][0]} [{shape}]{readers}"
+        found[0]["reason"]
+        if len(found) == 1
+        else f"{len(found)} x {found[0]['name']} to {found[-1]['name']} {shape}, read by {readers}"
         for (_, shape, readers), found in groups.items()
     ]
 
@@ -189,28 +193,20 @@ def runner_ups(plan: Plan, count: int = _RUNNER_UPS) -> list[dict[str, Any]]:
 
 def group_rejected(rejected: Iterable[Mapping[str, Any]]) -> list[RejectedGroup]:
     """What is rejected by reason, the most frequent reason first."""
-    groups: dict[str, list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for entry in rejected:
-        groups.setdefault(_NUMBER.sub("#", entry["reason"]), []).append(entry)
-    nearest = {kind: min(entries, key=lambda e: _numbers(e["reason"])) for kind, entries in groups.items()}
-    found = [
-        RejectedGroup(nearest[k]["reason"], nearest[k]["candidate"], len(entries), sum(e.get("count", 0) for e in entries))
-        for k, entries in groups.items()
-    ]
+        groups.setdefault(alike(entry), []).append(entry)
+    found = []
+    for entries in groups.values():
+        nearest = min(entries, key=nearness)
+        candidates = sum(e.get("count", 0) for e in entries)
+        found.append(RejectedGroup(nearest["kind"], nearest["reason"], nearest["candidate"], len(entries), candidates))
     return sorted(found, key=lambda group: -group.count)
 
 
 def _degrees(candidate: Mapping[str, Any]) -> tuple[int, ...]:
     """How it uses the devices; plans saved before there was ``ep`` lack it."""
     return tuple(candidate.get(axis, 1) for axis in ("pp", "dp", "mp", "ep"))
-
-
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?)(?: (B|KiB|MiB|GiB)\b)?")
-_BYTES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(float(number) * _BYTES[unit] for number, unit in _NUMBER.findall(text))
 
 
 def _find(plan: Plan, name: str) -> tuple[str, TensorPlacement]:

@@ -23,7 +23,7 @@ from paddle_rbt_plugin.graph import Graph
 from paddle_rbt_plugin.plan.consistency import contradictions
 from paddle_rbt_plugin.plan.files import write_whole
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,12 @@ class Plan:
     candidates: tuple[Mapping[str, Any], ...]
     """What could run, best first: the candidate with ``step_time_s`` and ``peak_memory_bytes``."""
     rejected: tuple[Mapping[str, Any], ...]
-    """What could not: ``candidate`` and ``reason``."""
+    """What could not: ``candidate``, the ``kind`` of the reason, its ``figures``, the ``reason`` in words, and ``count``, how
+    many candidates it holds for, unless it rules out a way to use the devices as a whole."""
     patterns: Mapping[str, Mapping[str, Any]]
     """Per pattern that matched: ``distribution``, ``version``, ``matches``."""
-    unmatched: tuple[str, ...]
-    """Weights that no pattern claims, with the op that reads them."""
+    unmatched: tuple[Mapping[str, Any], ...]
+    """Weights that no pattern claims: ``name``, ``shape``, the ``readers`` (ops), ``kind`` and the ``reason`` in words."""
     cluster: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     """What the user should know: shardings that Paddle makes expensive, settings recommended but not applied."""
@@ -300,13 +301,15 @@ class Plan:
     @classmethod
     def from_dict(cls, data: Any, source: str = "plan") -> Plan:
         """The plan of ``to_dict``. Raises PlanError, naming ``source`` and the field, for anything else."""
-        if isinstance(data, dict) and isinstance(data.get("schema"), int) and data["schema"] != SCHEMA:
-            raise PlanError(f"{source}: the plan has schema {data['schema']}, this version reads schema {SCHEMA}; plan again")
+        if isinstance(data, dict) and isinstance(data.get("schema"), int) and data["schema"] not in range(1, SCHEMA + 1):
+            raise PlanError(
+                f"{source}: the plan has schema {data['schema']}, this version reads schemas 1 to {SCHEMA}; plan again"
+            )
         if where := unprintable(data):
             raise PlanError(f"{source} is not a plan: {where} holds text that cannot be printed")
         if wrong := problem("paddle_rbt_plugin.plan", "schema.json", data):
             raise PlanError(f"{source} is not a plan: {wrong}")
-        known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+        known = {k: v for k, v in _of_this_schema(data).items() if k in cls.__dataclass_fields__}
         stages = tuple(
             Stage(tuple(s["layers"]), tuple(s["devices"]), tuple(s["mesh"]), tuple(s["axes"]), s.get("recompute"))
             for s in data["stages"]
@@ -319,6 +322,15 @@ class Plan:
         for contradiction in contradictions(plan, Cluster.from_dict(plan.cluster, source)):
             raise PlanError(f"{source} is not a plan: {contradiction}")
         return plan
+
+
+def _of_this_schema(data: dict[str, Any]) -> dict[str, Any]:
+    """The content of a plan file with what schema 1 says in words only marked as such."""
+    if data["schema"] == SCHEMA:
+        return data
+    rejected = [{"kind": "other", "figures": {}} | entry for entry in data["rejected"]]
+    unmatched = [{"name": line.partition(" [")[0], "kind": "no_pattern", "reason": line} for line in data["unmatched"]]
+    return data | {"schema": SCHEMA, "rejected": rejected, "unmatched": unmatched}
 
 
 def _tensor_dict(t: TensorPlacement) -> dict[str, Any]:

@@ -5,13 +5,15 @@ from paddle_rbt_plugin.search.dimensions import SearchSpace
 from paddle_rbt_plugin.search.levels import run_level
 from paddle_rbt_plugin.search.o1 import Search
 from paddle_rbt_plugin.search.progress import Progress, Watcher
+from paddle_rbt_plugin.search.rejections import Reason, Rejected
 from paddle_rbt_plugin.search.result import Evaluated, SearchResult
-from paddle_rbt_plugin.search.space import Rejected, candidate_dict, candidates
+from paddle_rbt_plugin.search.space import candidate_dict, candidates
 
 __all__ = [
     "Analysis",
     "Evaluated",
     "Progress",
+    "Reason",
     "Rejected",
     "Search",
     "SearchResult",

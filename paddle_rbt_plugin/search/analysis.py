@@ -30,6 +30,7 @@ from paddle_rbt_plugin.graph.rewrite import rewrite_graph
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.layers.layers import Layers
 from paddle_rbt_plugin.pattern import CompiledPattern, ExpandedSpec, Match, MatchResult, Pattern, match_all
+from paddle_rbt_plugin.search.rejections import Reason, reason
 
 
 @dataclass(frozen=True)
@@ -86,22 +87,29 @@ class Analysis:
             return data_parallel(tensor, self.graph.batch, mesh.axes.index("dp"))
         return Placement.replicated(tensor.ndim)
 
-    def indivisible(self, degrees: Mapping[str, int]) -> str:
-        """Why the shapes forbid these degrees, with the values that would be legal; empty where they do not.
+    def indivisible(self, degrees: Mapping[str, int]) -> Reason | None:
+        """Why the shapes forbid these degrees, with the values that would be legal; None where they do not.
 
         Every tensor that a pattern claims counts, intermediate ones too: that is how the number of heads is seen."""
-        if degrees.get("dp", 1) > 1 and self.batch % degrees["dp"]:
-            return f"dp {degrees['dp']} does not divide the batch of {self.batch} (legal: {_legal(self.batch)})"
+        dp = degrees.get("dp", 1)
+        if dp > 1 and self.batch % dp:
+            return reason("batch", dp=dp, batch=self.batch, legal=_legal(self.batch), what="batch")
         for tensor, (spec, match) in self.claims.items():
             for dim, axis in enumerate(spec):
                 size = self.graph.tensors[tensor].shape[dim]
                 if axis is not None and size % degrees.get(axis, 1):
-                    name = self.graph.tensors[tensor].name
-                    return (
-                        f"{axis} {degrees[axis]} does not divide the {size} {match.dim_name(tensor, dim)} "
-                        f"(dim {dim} of {name}, pattern {match.pattern}; legal: {_legal(size)})"
+                    return reason(
+                        "divides",
+                        degree=degrees[axis],
+                        size=size,
+                        axis=axis,
+                        meaning=match.dim_name(tensor, dim),
+                        dim=dim,
+                        tensor=self.graph.tensors[tensor].name,
+                        pattern=match.pattern,
+                        legal=_legal(size),
                     )
-        return ""
+        return None
 
     def complete(self, mesh: ProcessMesh, stages: tuple[int, ...] = ()) -> Completion:
         """Completes the graph on a mesh as the patterns ask. ``stages`` holds the pipeline stage of each layer; none for one
@@ -161,30 +169,29 @@ class Analysis:
             self._sharded[key] = sharded
         return self._sharded[key]
 
-    def lost_sharding(self, completion: Completion) -> str:
+    def lost_sharding(self, completion: Completion) -> Reason | None:
         """The first sharding that a pattern asked for and completion gave up, or a value that it divides although that cannot
-        be done evenly, which Paddle computes wrongly; empty where all is well."""
+        be done evenly, which Paddle computes wrongly; None where all is well."""
         mesh = completion.mesh
         for along, sizes in self._sharded_sizes(completion).items():
             uneven = [size for size in sizes if size % mesh.degree(along)]
             if uneven:
-                return self._uneven(completion, along, min(uneven))
+                return _uneven(completion, along, min(uneven))
         for tensor, (spec, match) in self.claims.items():
             placed = completion.placements[tensor].dims_mapping
             for dim, axis in enumerate(spec):
                 if axis is not None and mesh.degree(axis) > 1 and placed[dim] != mesh.index(axis):
                     name = self.graph.tensors[tensor].name
-                    return (
-                        f"pattern {match.pattern} shards dim {dim} of {name} along {axis}, but Paddle's completion gives it up"
-                    )
-        return ""
+                    return reason("completion", pattern=match.pattern, dim=dim, tensor=name, axis=axis)
+        return None
 
-    def _uneven(self, completion: Completion, axis: str, size: int) -> str:
-        place = completion.mesh.index(axis)
-        values = (value for work in completion.work for value in work.values())
-        value = next(v for v in values if (size, place) in zip(v.shape, v.placement.dims_mapping, strict=True))
-        dim = value.placement.dims_mapping.index(place)
-        return f"Paddle divides dim {dim} of {value.name}, of size {size}, along {axis} {completion.mesh.degree(axis)}"
+
+def _uneven(completion: Completion, axis: str, size: int) -> Reason:
+    place = completion.mesh.index(axis)
+    values = (value for work in completion.work for value in work.values())
+    value = next(v for v in values if (size, place) in zip(v.shape, v.placement.dims_mapping, strict=True))
+    dim = value.placement.dims_mapping.index(place)
+    return reason("uneven", size=size, degree=completion.mesh.degree(axis), dim=dim, tensor=value.name, axis=axis)
 
 
 def analyse(

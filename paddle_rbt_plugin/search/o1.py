@@ -27,12 +27,13 @@ from paddle_rbt_plugin.cost.stages import even_stages
 from paddle_rbt_plugin.errors import NoFeasiblePlan
 from paddle_rbt_plugin.search.analysis import Analysis
 from paddle_rbt_plugin.search.bounds import Bound, Bounds
+from paddle_rbt_plugin.search.diagnosis import ignored
 from paddle_rbt_plugin.search.dimensions import SearchSpace
 from paddle_rbt_plugin.search.judged import ask_all
 from paddle_rbt_plugin.search.progress import Reporter, Watcher
+from paddle_rbt_plugin.search.rejections import Reason, Rejected
 from paddle_rbt_plugin.search.result import Evaluated, Misses, SearchResult, explain_failure, order_of, ranked
-from paddle_rbt_plugin.search.space import Degrees, Rejected, candidate_dict, variants, ways
-from paddle_rbt_plugin.search.unmet import ignored
+from paddle_rbt_plugin.search.space import Degrees, candidate_dict, variants, ways
 from paddle_rbt_plugin.spelling import counted
 
 KEPT = 20
@@ -183,7 +184,7 @@ def _bound(search: Search, degrees: Degrees, misses: Misses) -> tuple[list[Bound
     """The candidates of one factorisation that fit, how many were looked at, and rejections of whole orders of axes."""
     fits: list[Bounded] = []
     completions: dict[tuple[str, ...], Completion] = {}
-    lost: dict[tuple[str, ...], str] = {}
+    lost: dict[tuple[str, ...], Reason | None] = {}
     too_large: set[tuple[object, ...]] = set()
     count = 0
     for candidate in variants(search.analysis, search.cluster, search.training, search.space, degrees):
@@ -203,7 +204,7 @@ def _bound(search: Search, degrees: Degrees, misses: Misses) -> tuple[list[Bound
             misses.add(degrees, candidate, bound)
         else:
             fits.append((bound.step_time_s, order_of(candidate), candidate))
-    reasons = [Rejected(degrees.to_dict() | {"axes": list(axes)}, reason) for axes, reason in lost.items() if reason]
+    reasons = [Rejected(degrees.to_dict() | {"axes": list(axes)}, why) for axes, why in lost.items() if why]
     return fits, count, reasons
 
 

@@ -30,6 +30,7 @@ from paddle_rbt_plugin.cost.pipeline import in_flight
 from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
 from paddle_rbt_plugin.search.layer_costs import CLOSING, LayerCosts, Option, option_of
 from paddle_rbt_plugin.search.o1 import Search, run_o1
+from paddle_rbt_plugin.search.rejections import Reason
 from paddle_rbt_plugin.search.result import Evaluated, SearchResult, ranked
 from paddle_rbt_plugin.search.runs import StageRuns, Way
 from paddle_rbt_plugin.search.space import candidate_dict, variants, ways
@@ -102,7 +103,7 @@ def _settings(search: Search) -> Iterator[Setting]:
                 common = (c.pp, c.dp * c.micro_batch, c.axes, c.sequence_parallel, c.schedule, *zero, c.ep > 1)
                 mesh = (c.dp, c.mp) if search.space.forbids("layer_meshes", "any") else ()
                 members.setdefault((*common, *mesh), []).append(c)
-    lost: dict[tuple[object, ...], str] = {}
+    lost: dict[tuple[object, ...], Reason | None] = {}
     for candidates in members.values():
         options = []
         for c in candidates:

@@ -18,8 +18,9 @@ from paddle_rbt_plugin.cost.estimate import Estimate
 from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
 from paddle_rbt_plugin.search.bounds import Bound
 from paddle_rbt_plugin.search.dimensions import SearchSpace
-from paddle_rbt_plugin.search.space import Degrees, Rejected, candidate_dict
-from paddle_rbt_plugin.spelling import counted, spell_bytes, spell_candidate
+from paddle_rbt_plugin.search.rejections import Reason, Rejected, reason
+from paddle_rbt_plugin.search.space import Degrees, candidate_dict
+from paddle_rbt_plugin.spelling import counted, spell_candidate
 
 
 @dataclass(frozen=True)
@@ -101,15 +102,15 @@ class Misses:
 
     def rejected(self) -> list[Rejected]:
         """One rejection per factorisation, for all of its candidates that do not fit."""
-        found = []
-        for degrees, (candidate, bound) in self._nearest.items():
-            reason = (
-                f"needs {spell_bytes(bound.peak_memory_bytes)}, {spell_bytes(bound.missing_bytes)} more than the "
-                f"{spell_bytes(bound.memory_limit_bytes)} that {bound.device} has less its reserve"
-            )
-            missing = math.ceil(bound.missing_bytes)
-            found.append(Rejected(candidate_dict(candidate), reason, missing, self._counts[degrees]))
-        return found
+        return [
+            Rejected(candidate_dict(candidate), _short_of_memory(bound), self._counts[degrees])
+            for degrees, (candidate, bound) in self._nearest.items()
+        ]
+
+
+def _short_of_memory(bound: Bound) -> Reason:
+    missing, peak, limit = (math.ceil(n) for n in (bound.missing_bytes, bound.peak_memory_bytes, bound.memory_limit_bytes))
+    return reason("memory", missing_bytes=missing, peak_bytes=peak, limit_bytes=limit, device=bound.device)
 
 
 def explain_failure(cluster: Cluster, space: SearchSpace, rejected: Sequence[Rejected]) -> str:
@@ -132,6 +133,6 @@ def _reasons(rejected: Iterable[Rejected]) -> str:
     """The reasons, each once, with the first factorisation it holds for."""
     first: dict[str, Rejected] = {}
     for r in rejected:
-        first.setdefault(r.reason, r)
-    shown = [f"{spell_candidate(r.candidate)}: {reason}" for reason, r in first.items()]
+        first.setdefault(str(r.reason), r)
+    shown = [f"{spell_candidate(r.candidate)}: {why}" for why, r in first.items()]
     return "; ".join(shown[:8]) + (f"; and {counted(len(shown) - 8, 'more reason')}" if len(shown) > 8 else "")

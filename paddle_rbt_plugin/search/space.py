@@ -31,27 +31,15 @@ from paddle_rbt_plugin.cluster import Cluster, factorisations
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.errors import NoFeasiblePlan
 from paddle_rbt_plugin.search.analysis import Analysis
+from paddle_rbt_plugin.search.diagnosis import check_met, interleaving, why_none
 from paddle_rbt_plugin.search.dimensions import ALL, DEGREES, SearchSpace
-from paddle_rbt_plugin.search.unmet import check_met, interleaving, why_none
+from paddle_rbt_plugin.search.rejections import Reason, Rejected, reason
 from paddle_rbt_plugin.spelling import counted
 
 MAX_MICRO_BATCH = 32
 """Samples; a larger micro batch is searched where it is asked for."""
 _DEFAULT = {"schedule": ("1F1B", "VPP"), "order": ("dp_mp",)}
 """The values searched where the user says nothing, for the dimensions in which that is not all of them."""
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """A way to use the devices that the space, the model or the cluster rules out, and why; or those of its candidates that
-    do not fit the memory, named by the nearest of them."""
-
-    candidate: dict[str, Any]
-    reason: str
-    missing_bytes: int = 0
-    """What the nearest lacks; 0 where it is not memory."""
-    count: int = 0
-    """How many candidates do not fit; 0 for a whole way."""
 
 
 @dataclass(frozen=True)
@@ -81,27 +69,25 @@ def ways(analysis: Analysis, cluster: Cluster, training: Training, space: Search
     found: list[Degrees] = []
     rejected: list[Rejected] = []
     for degrees in _all_degrees(analysis, cluster, space):
-        reason = _rules_out(analysis, training, space, degrees.to_dict())
-        if not reason and next(variants(analysis, cluster, training, space, degrees), None) is None:
-            reason = why_none(space, partial(variants, analysis, cluster, training, degrees=degrees))
-        if reason:
-            rejected.append(Rejected(degrees.to_dict(), reason))
+        why = _rules_out(analysis, training, space, degrees.to_dict())
+        if why is None and next(variants(analysis, cluster, training, space, degrees), None) is None:
+            why = why_none(space, partial(variants, analysis, cluster, training, degrees=degrees))
+        if why is not None:
+            rejected.append(Rejected(degrees.to_dict(), why))
         else:
             found.append(degrees)
     if found:
         check_met(space, partial(_every_candidate, analysis, cluster, training), training.mode == "train")
     asked = interleaving(space)
     if asked:  # some way has it, so those that cannot are not what the user wants
-        rejected += [
-            Rejected(d.to_dict(), f"{asked} interleaves pipeline stages, and there is only one") for d in found if d.pp == 1
-        ]
+        rejected += [Rejected(d.to_dict(), reason("interleaving", asked=asked)) for d in found if d.pp == 1]
         found = [d for d in found if d.pp > 1]
     return found, rejected
 
 
 def _every_candidate(analysis: Analysis, cluster: Cluster, training: Training, space: SearchSpace) -> Iterator[Candidate]:
     for degrees in _all_degrees(analysis, cluster, space):
-        if not _rules_out(analysis, training, space, degrees.to_dict()):
+        if _rules_out(analysis, training, space, degrees.to_dict()) is None:
             yield from variants(analysis, cluster, training, space, degrees)
 
 
@@ -140,27 +126,24 @@ def candidates(
     return [c for degrees in found for c in variants(analysis, cluster, training, space, degrees)], rejected
 
 
-def _rules_out(analysis: Analysis, training: Training, space: SearchSpace, degrees: Mapping[str, int]) -> str:
+def _rules_out(analysis: Analysis, training: Training, space: SearchSpace, degrees: Mapping[str, int]) -> Reason | None:
     for key, value in degrees.items():
-        reason = space.forbids(key, value)
-        if reason:
-            return reason
-    if not analysis.matches.matches and degrees["dp"] < degrees["pp"] * degrees["dp"] * degrees["mp"]:
-        return "no pattern matches the model, so only data parallelism is planned"
-    layers = analysis.layers.count
+        if space.forbids(key, value):
+            return reason("space", source=space.source(key), key=key, allowed=getattr(space, key))
+    dp, ep, layers = degrees["dp"], degrees.get("ep", 1), analysis.layers.count
+    if not analysis.matches.matches and dp < degrees["pp"] * dp * degrees["mp"]:
+        return reason("patterns")
     if degrees["pp"] > layers:
-        return f"pp {degrees['pp']} exceeds the {counted(layers, 'layer')} of the model"
-    if training.global_batch % degrees["dp"]:
-        return f"dp {degrees['dp']} does not divide the global batch of {training.global_batch}"
+        return reason("layers", pp=degrees["pp"], layers=layers)
+    if training.global_batch % dp:
+        return reason("batch", dp=dp, batch=training.global_batch, legal="", what="global batch")
     for axis in ("mp", "ep"):
         if degrees.get(axis, 1) > 1 and axis not in analysis.axes:
-            return f"no pattern that matched shards anything along {axis}"
-    if degrees.get("ep", 1) > 1 and training.mode == "train" and space.forbids("sharding_stage", 0):
-        return f"{space.forbids('sharding_stage', 0)}, and experts are divided without ZeRO"
-    if degrees.get("ep", 1) not in (1, degrees["dp"]):
-        return (
-            f"ep {degrees['ep']} is neither 1 nor dp {degrees['dp']}: experts are divided over all ranks of dp, or not at all"
-        )
+            return reason("axis", axis=axis)
+    if ep > 1 and training.mode == "train" and space.forbids("sharding_stage", 0):
+        return reason("experts_zero", source=space.source("sharding_stage"), allowed=space.sharding_stage)
+    if ep not in (1, dp):
+        return reason("experts", ep=ep, dp=dp)
     return analysis.indivisible({axis: n for axis, n in degrees.items() if axis != "pp"})
 
 

@@ -109,10 +109,10 @@ def _misfits(report: MatchReport, analysis: Analysis, degrees: Mapping[str, int]
     own = replace(analysis, matches=replace(analysis.matches, matches=report.matches))
     indivisible = own.indivisible(degrees)
     if indivisible:
-        yield indivisible
+        yield str(indivisible)
         return
     axes = tuple(degrees)
     mesh = ProcessMesh(axes, tuple(degrees.values()), tuple(range(prod(degrees.values()))))
     lost = own.lost_sharding(analysis.complete(mesh))
     if lost:
-        yield lost
+        yield str(lost)

@@ -14,6 +14,7 @@ from typing import Any
 from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.errors import NoFeasiblePlan
 from paddle_rbt_plugin.search.dimensions import ALL, DEGREES, SearchSpace
+from paddle_rbt_plugin.search.rejections import Reason, reason
 
 Enumerate = Callable[[SearchSpace], Iterable[Candidate]]
 """The candidates of a space; of all ways to use the devices, or of one."""
@@ -29,14 +30,14 @@ _EVERY = (
 _TRAINING_ONLY = {"recompute", "sharding_stage", "sharding_degree"}
 
 
-def why_none(space: SearchSpace, candidates: Enumerate) -> str:
+def why_none(space: SearchSpace, candidates: Enumerate) -> Reason:
     """Why a space has no candidate of some way to use the devices: the dimension that rules them out, and what it can be."""
     fixed = [key for key in _EVERY if getattr(space, key) is not None]
     for key in fixed:
         legal = _values(key, candidates(_free(space, key)))
         if legal:
-            return f"no candidate has {_asked(space, key)}; {key} can be {_spell(legal)}"
-    return f"no candidate has {' and '.join(_asked(space, key) for key in fixed)}"
+            return reason("choice", asked=_asked(space, key), key=key, legal=_spell(legal))
+    return reason("choice", asked=" and ".join(_asked(space, key) for key in fixed), key="", legal="")
 
 
 def check_met(space: SearchSpace, candidates: Enumerate, train: bool) -> None:
