@@ -76,6 +76,7 @@ setup(
         "PyYAML>=6.0",
         "jsonschema>=4.20",
         "safetensors>=0.4",
+        "platformdirs>=3.0",
         "psutil>=5.9.5",
         "pydantic>=2.7",
         "packaging>=23",

@@ -78,6 +78,12 @@ def cli() -> None:
 )
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Candidates to show.")
 @click.option(
+    "--cache",
+    metavar="FOLDER|off",
+    help="Where answers of Paddle are kept, which make later plans faster. By default what PADDLE_RBT_CACHE says, else the "
+    "user's cache folder.",
+)
+@click.option(
     "--save",
     type=click.Path(dir_okay=False),
     metavar="FILE.json",

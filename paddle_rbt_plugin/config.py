@@ -60,6 +60,11 @@ class Settings:
     """Seconds after which the search stops with the best plan so far; the plan says that it did."""
     verify: Annotated[bool, Kind("True or False", Annotated[bool, Strict()])] = True
     """Whether every process of a job compares its own program with the plan before the first step (``engine.guard``)."""
+    cache: Annotated[
+        bool | str | None, Kind("a folder, 'on' or 'off'", Annotated[Any, _instance(str, os.PathLike, bool, type(None))])
+    ] = None
+    """Where answers of Paddle are kept for later plans: a folder, or ``"off"``; None for what ``PADDLE_RBT_CACHE`` says, by
+    default the user's cache folder (``completion.answers``)."""
 
     def __post_init__(self) -> None:
         check_fields(self)

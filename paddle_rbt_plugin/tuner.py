@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paddle_rbt_plugin.cluster import Cluster, check_job
+from paddle_rbt_plugin.completion import Answers, cache_folder
 from paddle_rbt_plugin.completion.forms import CPU_FORMS, forms_on
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.cost.candidate import Training
@@ -62,7 +63,7 @@ def tune(
     *labels)`` does, with the labels of ``labels_spec``. ``global_batch`` is the number of samples of one optimizer step, by
     default the batch of the program. ``precision`` is that of training: ``fp32``, the default, ``fp16`` or ``bf16``. Everything
     else is a field of ``strategy.tuning``: level, cluster, cost_model, search_space, memory_reserve, save_path, load_path,
-    blocked_plugins, time_limit. ``progress`` is called with a ``search.Progress`` as the search goes on.
+    blocked_plugins, time_limit, cache. ``progress`` is called with a ``search.Progress`` as the search goes on.
 
     Raises TunerError for wrong input, ClusterError, UnsupportedProgram, and NoFeasiblePlan where nothing fits.
     """
@@ -120,7 +121,8 @@ def tune_graph(
     cost_model = plugins.cost_model(settings.cost_model)
     every = {p.name: p for p in (*plugins.patterns, *patterns)}.values()
     forms = forms_on(cluster) if rewrite else CPU_FORMS
-    analysis = analyse(graph, every, rewrite=rewrite, op_names=plugins.op_names, forms=forms)
+    answers = Answers(cache_folder(settings.cache))
+    analysis = analyse(graph, every, rewrite=rewrite, op_names=plugins.op_names, forms=forms, answers=answers)
     if global_batch is not None and global_batch % analysis.batch:
         raise TunerError(f"global_batch {global_batch} is no multiple of the batch of the program, {analysis.batch}")
     if not analysis.matches.matches:
@@ -131,7 +133,10 @@ def tune_graph(
     training = Training(global_batch or analysis.batch, precision or "fp32", **flags)  # type: ignore[arg-type]
     judge = CostModelAdapter(cost_model, graph, cluster, training)
     search = Search(analysis, cluster, training, space, settings.memory_reserve, progress, settings.time_limit, judge)
-    result = run_level(search, settings.level)
+    try:
+        result = run_level(search, settings.level)
+    finally:
+        answers.save()
     plan = make_plan(analysis, result, cluster, training, settings.level, notes, cost_model.to_dict())
     if settings.save_path is not None:
         plan.save(settings.save_path)

@@ -1,11 +1,13 @@
 """Fixtures and hooks of the whole suite."""
 
 import importlib
+import os
 import signal
 import sys
 
 import pytest
 
+from paddle_rbt_plugin.completion.answers import CACHE_VARIABLE
 from paddle_rbt_plugin.plugins import BLOCK_VARIABLE
 
 
@@ -15,6 +17,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     pytest-xdist starts with the files that have the most tests, which are not the slowest: it keeps the order of collection
     instead (``pytest_collection_modifyitems``)."""
+    os.environ[CACHE_VARIABLE] = "off"  # tests ask Paddle itself, and leave the developer's cache alone
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -57,6 +57,7 @@ def plan_model(
     precision: str | None,
     cost_model: str,
     time_limit: float | None,
+    cache: str | None,
     top: int,
     save: str | None,
     blocked: tuple[str, ...],
@@ -71,6 +72,7 @@ def plan_model(
         cost_model=cost_model,
         search_space=dict(fixed),
         time_limit=time_limit,
+        cache=cache,
         blocked_plugins=blocked,
     )
     with output.progress(f"tracing {model}"):

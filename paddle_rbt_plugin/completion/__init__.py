@@ -1,5 +1,6 @@
 """Completion: placements of all tensors from those of a few, and the collectives that follow from them."""
 
+from paddle_rbt_plugin.completion.answers import Answers, cache_folder
 from paddle_rbt_plugin.completion.by_batch import complete_by_batch, data_parallel, find_batch_dims, ops_without_rule
 from paddle_rbt_plugin.completion.crossings import RemoteReads, reads_apart
 from paddle_rbt_plugin.completion.kernels import AnyOracle
@@ -9,6 +10,7 @@ from paddle_rbt_plugin.completion.propagate import Memo, complete, make_oracle
 from paddle_rbt_plugin.completion.work import Collective, Completion, Crossing, Kernel, SegmentWork, Value
 
 __all__ = [
+    "Answers",
     "AnyOracle",
     "Collective",
     "Completion",
@@ -20,6 +22,7 @@ __all__ = [
     "RemoteReads",
     "SegmentWork",
     "Value",
+    "cache_folder",
     "complete",
     "complete_by_batch",
     "data_parallel",

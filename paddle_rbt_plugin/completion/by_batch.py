@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh, smallest_factor
+from paddle_rbt_plugin.completion.answers import Answers
 from paddle_rbt_plugin.completion.kernels import AnyOracle
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.completion.propagate import complete, make_oracle
@@ -19,12 +20,14 @@ from paddle_rbt_plugin.graph import Batch, Graph, Tensor
 from paddle_rbt_plugin.layers.layers import Layers
 
 
-def complete_by_batch(graph: Graph, layers: Layers, batch: Batch) -> tuple[Completion, AnyOracle]:
+def complete_by_batch(
+    graph: Graph, layers: Layers, batch: Batch, answers: Answers | None = None
+) -> tuple[Completion, AnyOracle]:
     """The forward pass on a small data-parallel mesh, which shows what Paddle does with the batch, and whom it asked."""
     factor = smallest_factor(batch.size)
     mesh = ProcessMesh(("dp",), (factor,), tuple(range(factor)))
     leaves = {t.index: data_parallel(t, batch) for t in graph.data}
-    oracle = make_oracle(mesh)
+    oracle = make_oracle(mesh, answers)
     return complete(graph, layers, mesh, leaves, batch.size, oracle=oracle, train=False), oracle
 
 

@@ -51,7 +51,10 @@ def _shared_values(graph: Graph, layers: Layers) -> dict[int, int]:
     shared = {}
     for op in graph:
         for t in op.results if op.index not in constant else ():
-            if len({layer_of[reader.index] for reader in graph.consumers(t)} - {layer_of[op.index]}) > 1:
+            if (
+                graph.reader_count(t) > 1
+                and len({layer_of[reader.index] for reader in graph.consumers(t)} - {layer_of[op.index]}) > 1
+            ):
                 shared[t] = layer_of[op.index]
     return shared
 
@@ -94,6 +97,4 @@ def results_of(graph: Graph, segment: Segment) -> list[int]:
 
 def externals_of(graph: Graph, segment: Segment) -> tuple[int, ...]:
     """Tensors that a segment reads and does not write, in the order of first use."""
-    written = set(results_of(graph, segment))
-    read = (t for op in segment.ops for t in graph.ops[op].operands)
-    return tuple(dict.fromkeys(t for t in read if t not in written))
+    return graph.externals(segment.ops)

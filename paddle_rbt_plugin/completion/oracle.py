@@ -5,7 +5,8 @@ built through ``paddle._C_ops``, and the distributed attributes of the new op sa
 results lie. The backward answer comes from ``call_vjp`` on that op, which builds the gradient ops Paddle would build.
 No process group and no device is needed, and meshes of any size work in one process.
 
-Answers depend only on the question, so each is asked once (a third of a millisecond) and remembered by the oracle.
+Answers depend only on the question, so each is asked once (a third of a millisecond) and remembered by the oracle, and from
+one run to the next by a cache (``answers``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.operands import less_sharded, whole_along, wrongly_summed
@@ -103,11 +104,21 @@ class Built:
     attrs: Mapping[str, Any]
 
 
-class Oracle:
-    """Answers for one arrangement of a mesh; only its shape matters, not which ranks it holds."""
+class Remembered(Protocol):
+    """What is known of a mesh from other runs, see ``answers.MeshAnswers``."""
 
-    def __init__(self, mesh: ProcessMesh):
+    def find(self, question: Question) -> tuple[Built, ...] | None: ...
+
+    def keep(self, question: Question, answer: Sequence[Built] | UnsupportedProgram) -> None: ...
+
+
+class Oracle:
+    """Answers for one arrangement of a mesh; only its shape matters, not which ranks it holds. ``remembered`` answers what it
+    can, and is told the rest."""
+
+    def __init__(self, mesh: ProcessMesh, remembered: Remembered | None = None):
         self.mesh = mesh
+        self._remembered = remembered
         self._answers: dict[Question, tuple[Built, ...]] = {}
         self._placements: dict[Question, tuple[Placement, ...] | None] = {}
         self._inputs: _Inputs | None = None
@@ -122,9 +133,21 @@ class Oracle:
 
     def _ask(self, question: Question) -> tuple[Built, ...]:
         if question not in self._answers:
-            brought = self._brought(question._replace(gradients=None, results=()))
-            self._answers[question] = self._build(question) if brought is None else self._of_brought(question, brought)
+            found = self._remembered.find(question) if self._remembered else None
+            self._answers[question] = self._answer(question) if found is None else found
         return self._answers[question]
+
+    def _answer(self, question: Question) -> tuple[Built, ...]:
+        try:
+            brought = self._brought(question._replace(gradients=None, results=()))
+            answer = self._build(question) if brought is None else self._of_brought(question, brought)
+        except UnsupportedProgram as error:
+            if self._remembered:
+                self._remembered.keep(question, error)
+            raise
+        if self._remembered:
+            self._remembered.keep(question, answer)
+        return answer
 
     def _brought(self, forward: Question) -> tuple[Placement, ...] | None:
         """The placements to which an op brings its operands before it is built: all whole for one that has to draw its whole

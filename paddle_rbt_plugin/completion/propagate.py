@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+from paddle_rbt_plugin.completion.answers import Answers
 from paddle_rbt_plugin.completion.crossings import RemoteReads, crossings, externals_of, results_of
 from paddle_rbt_plugin.completion.forms import FORMS
 from paddle_rbt_plugin.completion.kernels import AnyOracle, BatchDims, Copies, Gradients, Kernels, Saved
@@ -22,12 +23,13 @@ from paddle_rbt_plugin.graph import Graph
 from paddle_rbt_plugin.layers.layers import Layers, Segment
 
 
-def make_oracle(mesh: ProcessMesh) -> AnyOracle:
-    """What asks the installed Paddle: it builds ops where PIR knows distributed types (3.0 on), else it asks the rules."""
+def make_oracle(mesh: ProcessMesh, answers: Answers | None = None) -> AnyOracle:
+    """What asks the installed Paddle: it builds ops where PIR knows distributed types (3.0 on), else it asks the rules, which
+    is too fast to be worth a cache. ``answers`` are remembered from other runs."""
     import paddle
 
     distributed = hasattr(paddle.base.libpaddle.pir, "create_tensor_dist_attribute")
-    return Oracle(mesh) if distributed else RuleOracle(mesh)
+    return Oracle(mesh, answers.of(mesh) if answers else None) if distributed else RuleOracle(mesh)
 
 
 def complete(

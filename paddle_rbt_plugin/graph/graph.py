@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.batch import Batch, find_batch
+from paddle_rbt_plugin.graph.random_ops import draws
 
 TensorKind = Literal["param", "data", "var"]
 
@@ -152,6 +153,28 @@ class Graph:
     @cached_property
     def _by_name(self) -> dict[str, int]:
         return {t.name: t.index for t in self.tensors}
+
+    @cached_property
+    def constant_ops(self) -> frozenset[int]:
+        """Positions of the ops that compute constants (``graph.constants``)."""
+        constant: set[int] = set()
+        for op in self.ops:
+            producers = [self._producers.get(t, -1) for t in op.operands]
+            if constant.issuperset(producers) and not draws(op.type, op.attrs):
+                constant.add(op.index)
+        return frozenset(constant)
+
+    @cached_property
+    def _externals(self) -> dict[tuple[int, ...], tuple[int, ...]]:
+        return {}
+
+    def externals(self, ops: tuple[int, ...]) -> tuple[int, ...]:
+        """The tensors that some ops read and do not write, in the order of first use."""
+        if ops not in self._externals:
+            written = {t for op in ops for t in self.ops[op].results}
+            read = dict.fromkeys(t for op in ops for t in self.ops[op].operands)
+            self._externals[ops] = tuple(t for t in read if t not in written)
+        return self._externals[ops]
 
     def producer(self, tensor: int) -> Op | None:
         """The op that writes a tensor; None for parameters and data."""

@@ -9,6 +9,7 @@ from math import prod
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh, smallest_factor
 from paddle_rbt_plugin.completion import (
+    Answers,
     AnyOracle,
     Completion,
     Memo,
@@ -50,6 +51,7 @@ class Analysis:
     """The ops that may take another form where their placements ask for it (``completion.forms``)."""
     without_rule: Mapping[str, int] = field(default_factory=dict)
     """How many ops of each type Paddle knows no sharding of."""
+    _answers: Answers | None = field(default=None, compare=False, repr=False)
     _oracles: dict[tuple, AnyOracle] = field(default_factory=dict, compare=False, repr=False)
     _completions: dict[tuple, Completion] = field(default_factory=dict, compare=False, repr=False)
     _memos: dict[tuple, Memo] = field(default_factory=dict, compare=False, repr=False)
@@ -145,7 +147,7 @@ class Analysis:
             mesh = ProcessMesh(mesh.axes, (2,), (0, 1))
         key = (mesh.axes, mesh.shape)
         if key not in self._oracles:
-            self._oracles[key] = make_oracle(mesh)
+            self._oracles[key] = make_oracle(mesh, self._answers)
         return self._oracles[key]
 
     def _divides(self, completion: Completion, mesh: ProcessMesh) -> bool:
@@ -199,18 +201,19 @@ def analyse(
     rewrite: bool = True,
     op_names: Mapping[str, CanonicalName] | None = None,
     forms: Collection[str] = FORMS,
+    answers: Answers | None = None,
 ) -> Analysis:
     """Finds layers, matches, and what grows with the batch.
 
     ``rewrite`` spells ops that Paddle shards badly in another way, as handing over to PIR does. ``op_names`` says what custom
-    ops are read as. ``forms`` are the ops that may take another form when they are handed over. Raises UnsupportedProgram
-    for a program without data."""
+    ops are read as. ``forms`` are the ops that may take another form when they are handed over. ``answers`` are
+    what Paddle answered in other runs. Raises UnsupportedProgram for a program without data."""
     signature = graph.signature
     graph = with_canonical_names(graph, op_names or {})
     graph, rewritten = rewrite_graph(graph) if rewrite else (graph, ())
     layers = cluster_layers(graph)
     matches = match_all(graph, patterns, layers)
-    by_batch, oracle = complete_by_batch(graph, layers, graph.batch)
+    by_batch, oracle = complete_by_batch(graph, layers, graph.batch, answers)
     return Analysis(
         graph,
         layers,
@@ -221,6 +224,7 @@ def analyse(
         rewritten,
         forms,
         ops_without_rule(graph, by_batch),
+        answers,
         {(oracle.mesh.axes, oracle.mesh.shape): oracle},
     )
 

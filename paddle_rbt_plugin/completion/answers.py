@@ -1,0 +1,279 @@
+"""A persistent cache of what Paddle answered to the oracle's questions.
+
+An answer depends only on the question, on the shape of the mesh, and on the build of Paddle and the modules here that ask
+it. So each build has a folder, and each shape of a mesh a file in it:
+
+    FOLDER/BUILD/dp2-mp2.jsonl      the first line: identity of the build, checksum of what follows
+                                    each further line: ["digest of a question", answer]
+
+Files hold data only, and can be deleted at any time. They are read when a mesh is first asked about, and an answer is decoded
+when it is needed. A file that is broken, or is another build's, is ignored and written anew. Files are replaced atomically
+after merging what other processes have written meanwhile, so several processes can share a folder, also on a network file
+system; if two write at the same moment, some answers are asked for again. A folder that cannot be written is not an error.
+
+Ops that the installed Paddle does not declare itself (custom ops) are not cached, since their rules are another library's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import cache
+from hashlib import blake2b
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from platformdirs import user_cache_path
+
+from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+from paddle_rbt_plugin.completion.oracle import Built, Product, Question, Source, Use
+from paddle_rbt_plugin.completion.placement import Placement
+from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram
+from paddle_rbt_plugin.graph.cpp_signatures import signature
+
+CACHE_VARIABLE = "PADDLE_RBT_CACHE"
+MOST_BYTES_OF_A_FILE = 32 * 2**20
+"""What is written of one mesh; the answers that were used least recently go first."""
+MOST_BYTES = 256 * 2**20
+"""What all files take together; those that were used least recently go first."""
+
+_OFF = ("off", "0", "false", "no")
+_ON = ("", "on", "1", "true", "yes")
+_SUFFIX = ".jsonl"
+_ABANDONED_S = 3600.0
+_FLAGS = (
+    "FLAGS_enable_auto_parallel_align_mode",
+    "FLAGS_enable_fuse_parallel_matmul_pass",
+    "FLAGS_prim_backward",
+    "FLAGS_prim_forward",
+    "FLAGS_prim_forward_blacklist",
+)
+"""Flags of Paddle that change which ops it builds, or how they are sharded."""
+_ASKING = ("oracle.py", "operands.py", "placement.py", "answers.py", "../graph/pir.py", "../graph/cpp_signatures.py")
+"""The modules here on which answers depend."""
+_PASSING = (MemoryError, RecursionError, OSError, ImportError)
+"""Errors that say nothing about the question."""
+
+
+def cache_folder(setting: bool | str | os.PathLike[str] | None) -> Path | None:
+    """The folder of the cache; None where it is off. ``setting`` is a folder, ``"off"`` or False, ``"on"`` or True, or None for
+    what ``PADDLE_RBT_CACHE`` says, by default the user's cache folder. Raises TunerError for something that is not a folder."""
+    chosen = os.environ.get(CACHE_VARIABLE, "") if setting is None else setting
+    if chosen is False or (isinstance(chosen, str) and chosen.lower() in _OFF):
+        return None
+    if chosen is True or (isinstance(chosen, str) and chosen.lower() in _ON):
+        return user_cache_path("paddle-rbt-plugin", appauthor=False) / "answers"
+    folder = Path(chosen).expanduser()
+    if folder.exists() and not folder.is_dir():
+        where = CACHE_VARIABLE if setting is None else "cache"
+        raise TunerError(f"{where} must be a folder, 'on' or 'off', not the file {str(folder)!r}")
+    return folder
+
+
+class Answers:
+    """The answers of the installed Paddle in ``folder``, by mesh; remembers nothing where that is None."""
+
+    def __init__(self, folder: Path | None):
+        self._folder = folder
+        self._of: dict[str, MeshAnswers] = {}
+
+    def of(self, mesh: ProcessMesh) -> MeshAnswers | None:
+        """Those for meshes of one shape."""
+        if self._folder is None:
+            return None
+        name = "-".join(f"{axis}{degree}" for axis, degree in zip(mesh.axes, mesh.shape, strict=True)) or "single"
+        if name not in self._of:
+            identity = _identity()
+            digest = blake2b(identity.encode(), digest_size=8).hexdigest()
+            self._of[name] = MeshAnswers(self._folder / digest / f"{name}{_SUFFIX}", identity)
+        return self._of[name]
+
+    def save(self) -> None:
+        """Writes what is new, once at the end of a plan."""
+        written = [answers.save() for answers in self._of.values()]
+        if self._folder is not None and any(written):
+            _prune(self._folder)
+
+
+class MeshAnswers:
+    """The answers for meshes of one shape, of which a file keeps those of other runs."""
+
+    def __init__(self, path: Path, identity: str):
+        self._path = path
+        self._identity = identity
+        self._lines: dict[str, bytes] | None = None
+        self._used: dict[str, bytes] = {}
+        self._new: dict[str, bytes] = {}
+
+    def find(self, question: Question) -> tuple[Built, ...] | None:
+        """What Paddle answered; None where it is not known. Raises UnsupportedProgram where that was the answer."""
+        if self._lines is None:
+            self._lines = _read(self._path, self._identity)
+            if self._lines:
+                with suppress(OSError):
+                    os.utime(self._path)  # the files that were used least recently are deleted first
+        if not self._lines:
+            return None
+        key = _key(question)
+        line = self._lines.get(key)
+        if line is None:
+            return None
+        try:
+            answer = json.loads(line)[1]
+            decoded = answer if isinstance(answer, str) else tuple(map(_built, answer))
+        except (ValueError, TypeError, LookupError, AttributeError):
+            return None
+        self._used[key] = line
+        if isinstance(decoded, str):
+            raise UnsupportedProgram(decoded)
+        return decoded
+
+    def keep(self, question: Question, answer: Sequence[Built] | UnsupportedProgram) -> None:
+        """Remembers an answer if it depends on nothing but the question."""
+        if not _is_of_paddle(question.op) or (
+            isinstance(answer, UnsupportedProgram) and isinstance(answer.__cause__, _PASSING)
+        ):
+            return
+        plain = str(answer) if isinstance(answer, UnsupportedProgram) else list(map(_plain, answer))
+        with suppress(TypeError, ValueError):  # attributes that are not plain data
+            key = _key(question)
+            self._new[key] = json.dumps([key, plain], separators=(",", ":")).encode()
+
+    def save(self) -> bool:
+        """Writes the file if anything is new; whether it did."""
+        if not self._new:
+            return False
+        recent = {**self._used, **self._new}
+        others = {k: v for k, v in _read(self._path, self._identity).items() if k not in recent}
+        lines = _newest((*others.values(), *recent.values()), MOST_BYTES_OF_A_FILE)
+        try:
+            _write(self._path, self._identity, lines)
+        except OSError:
+            return False
+        self._new.clear()
+        return True
+
+
+def _key(question: Question) -> str:
+    return blake2b(repr(question).encode(), digest_size=16).hexdigest()
+
+
+_KEY = slice(2, 34)
+"""Where the key is in a line."""
+
+
+def _read(path: Path, identity: str) -> dict[str, bytes]:
+    """The lines of a file by key; none if it is missing, broken, or another build's."""
+    try:
+        header, _, body = path.read_bytes().partition(b"\n")
+        first = json.loads(header)
+        if first["build"] != identity or first["checksum"] != crc32(body):
+            return {}
+        return {line[_KEY].decode(): line for line in body.splitlines()}
+    except (OSError, ValueError, TypeError, LookupError):
+        return {}
+
+
+def _write(path: Path, identity: str, lines: Iterable[bytes]) -> None:
+    """Replaces a file atomically."""
+    body = b"\n".join(lines)
+    header = json.dumps({"build": identity, "checksum": crc32(body)}).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(header + b"\n" + body)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _newest(lines: Sequence[bytes], most: int) -> list[bytes]:
+    """The last of the lines that fit into so many bytes."""
+    kept: list[bytes] = []
+    for line in reversed(lines):
+        most -= len(line) + 1
+        if most < 0:
+            break
+        kept.append(line)
+    return kept[::-1]
+
+
+def _prune(folder: Path) -> None:
+    """Deletes the files that were used least recently while all take too much, and what processes that were killed left."""
+    left = MOST_BYTES
+    with suppress(OSError):
+        found = [(path.stat(), path) for path in folder.glob("*/*") if path.suffix in (_SUFFIX, ".tmp")]
+        for stat, path in sorted(found, key=lambda entry: -entry[0].st_mtime):
+            if path.suffix == _SUFFIX:
+                left -= stat.st_size
+                unwanted = left < 0
+            else:
+                unwanted = time.time() - stat.st_mtime > _ABANDONED_S
+            if unwanted:
+                path.unlink(missing_ok=True)
+
+
+@cache
+def _is_of_paddle(op: str) -> bool:
+    return any(signature(spelling) is not None for spelling in (op, f"{op}_"))
+
+
+def _identity() -> str:
+    """What answers depend on beside the question and the mesh."""
+    import paddle
+    from paddle.base import core
+
+    about = paddle.version
+    build = (about.full_version, about.commit, str(about.cuda()))
+    known = core.globals()
+    flags = {name: str(known[name]) for name in _FLAGS if name in known.keys()}  # noqa: SIM118
+    prim = [getattr(core, f"_is_{direction}_prim_enabled")() for direction in ("fwd", "bwd")]
+    return json.dumps([*build, flags, prim, _asking()])
+
+
+@cache
+def _asking() -> str:
+    """A digest of the modules that ask, or of the version where they are not plain files."""
+    digest = blake2b(version("paddle-rbt-plugin").encode(), digest_size=16)
+    with suppress(OSError):
+        for name in _ASKING:
+            digest.update((Path(__file__).parent / name).read_bytes())
+    return digest.hexdigest()
+
+
+def _plain(built: Built) -> list[Any]:
+    uses = [[u.source.kind, u.source.index, *u[1:]] for u in built.uses]
+    return [built.type, uses, built.products, dict(built.attrs)]
+
+
+def _built(plain: Sequence[Any]) -> Built:
+    type_, uses, products, attrs = plain
+    return Built(type_, tuple(map(_use, uses)), tuple(map(_product, products)), {k: _tuples(v) for k, v in attrs.items()})
+
+
+def _use(plain: Sequence[Any]) -> Use:
+    kind, index, shape, dtype, have, need, reads = plain
+    return Use(Source(kind, index), tuple(shape), dtype, _placement(have), _placement(need), reads)
+
+
+def _product(plain: Sequence[Any]) -> Product:
+    shape, dtype, made, kept, gradient_of = plain
+    return Product(tuple(shape), dtype, _placement(made), _placement(kept), gradient_of)
+
+
+def _placement(plain: Sequence[Any]) -> Placement:
+    dims_mapping, partial = plain
+    return Placement(tuple(dims_mapping), tuple((axis, kind) for axis, kind in partial))
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
