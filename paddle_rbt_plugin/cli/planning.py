@@ -28,10 +28,10 @@ from paddle_rbt_plugin.plan.explain import (
 from paddle_rbt_plugin.plan.files import check_writable
 from paddle_rbt_plugin.plan.layout import LEVEL_WORDS, spell_stages
 from paddle_rbt_plugin.plan.plan import Plan
-from paddle_rbt_plugin.plugins import parse_cluster
+from paddle_rbt_plugin.request import Request
 from paddle_rbt_plugin.search import Progress
 from paddle_rbt_plugin.spelling import counted, spell_bytes, spell_candidate, spell_seconds
-from paddle_rbt_plugin.tuner import tune_graph
+from paddle_rbt_plugin.tuner import collection_paused, tune_graph
 
 _CHOICES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "ep": lambda c: str(c["ep"]) if c.get("ep", 1) > 1 else "",
@@ -64,25 +64,21 @@ def plan_model(
     """Plans MODEL and prints the winner, the candidates, the rejected ones and what the patterns matched."""
     if save is not None:
         check_writable(save)  # before the search, which may take minutes
-    parsed = parse_cluster(cluster, blocked)
     settings = Settings(
         level=level,
-        cluster=parsed,
+        cluster=cluster,
         cost_model=cost_model,
         search_space=dict(fixed),
         time_limit=time_limit,
         blocked_plugins=blocked,
     )
-    with output.progress(f"tracing {model}"):
-        graph = model_graph(model, global_batch, seq)
-    with output.progress(f"planning {model} for {parsed}") as report:
-        plan = tune_graph(
-            graph,
-            settings,
-            precision=precision or best_precision(parsed),
-            global_batch=global_batch,
-            progress=lambda p: report(p.done, p.total, spell_progress(p)),
-        )
+    request = Request(settings, global_batch, precision)
+    request = replace(request, precision=precision or best_precision(request.cluster))
+    with collection_paused():
+        with output.progress(f"tracing {model}"):
+            graph = model_graph(model, global_batch, seq)
+        with output.progress(f"planning {model} for {request.cluster}") as report:
+            plan = tune_graph(graph, replace(request, progress=lambda p: report(p.done, p.total, spell_progress(p))))
     plan = replace(plan, model={"reference": model, "seq": seq})
     if save is not None:  # before anything is printed: whoever reads may leave early
         plan.save(save)
