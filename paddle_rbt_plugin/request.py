@@ -80,6 +80,15 @@ class Request:
         return Training(self.global_batch or batch, cast(Precision, self.precision or "fp32"), **flags)
 
 
+def best_precision(cluster: Cluster) -> str:
+    """The half precision that all devices have and gain by, bf16 before fp16; else fp32."""
+    for precision in ("bf16", "fp16"):
+        devices = [group.device for group in cluster.groups]
+        if all(precision in d.precisions and d.flops(precision) > d.flops("fp32") for d in devices):
+            return precision
+    return "fp32"
+
+
 def _check_global_batch(global_batch: Any) -> None:
     whole = isinstance(global_batch, int) and not isinstance(global_batch, bool)
     if global_batch is not None and not (whole and 1 <= global_batch <= MAX_GLOBAL_BATCH):

@@ -12,14 +12,13 @@ from typing import Any
 
 from paddle_rbt_plugin.bench.case import Case
 from paddle_rbt_plugin.bench.results import Result, Row
-from paddle_rbt_plugin.cli.model import model_graph
-from paddle_rbt_plugin.cli.planning import best_precision
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import NoFeasiblePlan
+from paddle_rbt_plugin.model_reference import model_graph
 from paddle_rbt_plugin.plan.explain import decision
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import parse_cluster
-from paddle_rbt_plugin.request import Request
+from paddle_rbt_plugin.request import Request, best_precision
 from paddle_rbt_plugin.search import Watcher
 from paddle_rbt_plugin.tuner import collection_paused, tune_graph
 

@@ -10,10 +10,10 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from paddle_rbt_plugin.cli.model import model_graph
 from paddle_rbt_plugin.cli.output import Output, make_table, titled
 from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.config import Settings
+from paddle_rbt_plugin.model_reference import model_graph
 from paddle_rbt_plugin.plan.explain import (
     REJECTED,
     decision,
@@ -28,7 +28,7 @@ from paddle_rbt_plugin.plan.explain import (
 from paddle_rbt_plugin.plan.files import check_writable
 from paddle_rbt_plugin.plan.layout import LEVEL_WORDS, spell_stages
 from paddle_rbt_plugin.plan.plan import Plan
-from paddle_rbt_plugin.request import Request
+from paddle_rbt_plugin.request import Request, best_precision
 from paddle_rbt_plugin.search import Progress
 from paddle_rbt_plugin.spelling import counted, spell_bytes, spell_candidate, spell_seconds
 from paddle_rbt_plugin.tuner import collection_paused, tune_graph
@@ -105,15 +105,6 @@ def explain_file(output: Output, path: str, tensor: str | None) -> None:
         output.result(reasons(plan), explain_plan(plan).rstrip("\n"))
     else:
         output.result(tensor_reasons(plan, tensor), explain_tensor(plan, tensor).rstrip("\n"))
-
-
-def best_precision(cluster: Cluster) -> str:
-    """The half precision that all devices have and gain by, bf16 before fp16; else fp32."""
-    for precision in ("bf16", "fp16"):
-        devices = [group.device for group in cluster.groups]
-        if all(precision in d.precisions and d.flops(precision) > d.flops("fp32") for d in devices):
-            return precision
-    return "fp32"
 
 
 def _tables(model: str, plan: Plan, top: int) -> Iterator[RenderableType]:

@@ -15,9 +15,9 @@ from typing import Any
 
 import paddle
 
-from paddle_rbt_plugin.cli.model import model_parts
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.handover.shared.strategy import as_the_program_runs
+from paddle_rbt_plugin.model_reference import model_parts
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import load_plugins
 from paddle_rbt_plugin.processes import Processes
