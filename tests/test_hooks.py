@@ -86,7 +86,7 @@ def test_an_unknown_device_is_answered_with_the_names_of_plugins_too(install):
         (
             '"48 GiB"',
             '"lots"',
-            "ClusterError: device 'ACME-X9': ACME-X9.memory must be bytes above 0, or a number with a unit, e.g. '80 GiB', not 'lots'",
+            "ClusterError: device 'ACME-X9': ACME-X9.memory must be bytes above 0",
         ),
         ('"memory": "48 GiB",', "", "ClusterError: device 'ACME-X9': ACME-X9: memory is missing"),
         ('"detect": "Acme X9"', '"detect": "("', "expected a regular expression"),
