@@ -35,6 +35,7 @@ from paddle_rbt_plugin.handover.pir.configs import config_graph
 from paddle_rbt_plugin.models import Config, GPTConfig, LlamaConfig
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.processes import Processes
+from paddle_rbt_plugin.request import Request
 from paddle_rbt_plugin.tuner import tune_graph
 
 MODELS: dict[str, tuple[Config, int]] = {
@@ -134,7 +135,7 @@ def planned(graph: Graph, batch: int, directory: Path, profile: str, degrees: di
     """The plan of the given degrees on the profile; both lie in the directory afterwards."""
     path = directory / "cluster.yaml"
     path.write_text(profile)
-    plan = tune_graph(graph, Settings(cluster=parse_cluster(path), search_space=FIXED | degrees), global_batch=batch)
+    plan = tune_graph(graph, Request(Settings(cluster=parse_cluster(path), search_space=FIXED | degrees), global_batch=batch))
     plan.save(directory / "plan.json")
     return plan
 

@@ -26,12 +26,13 @@ from typing import Any
 import experts
 import paddle
 from outputs import output_file
+from paddle_rbt_plugin.cli.model import model_graph
 
 import paddle_rbt_plugin as rbt
-from paddle_rbt_plugin.cli.model import model_graph
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.handover.pir.configs import config_graph
 from paddle_rbt_plugin.models import GPTConfig, build, input_spec, named_config
+from paddle_rbt_plugin.request import Request
 from paddle_rbt_plugin.tuner import tune_graph
 
 REFERENCE_LAYERS = 24
@@ -77,7 +78,10 @@ def measure(model: Any, cluster: str, batch: int, level: str = "o1", space: Any 
     traced, traced_cpu = time.perf_counter(), time.process_time()
     precision = "bf16" if "100" in cluster and "V100" not in cluster else "fp16"
     plan = tune_graph(
-        graph, Settings(cluster=cluster, level=level, search_space=space, cache=cache), precision=precision, global_batch=batch
+        graph,
+        Request(
+            Settings(cluster=cluster, level=level, search_space=space, cache=cache), precision=precision, global_batch=batch
+        ),
     )
     return {
         "wall_s": time.perf_counter() - start,

@@ -16,6 +16,7 @@ except ModuleNotFoundError as error:
         "paddle-rbt-plugin needs PaddlePaddle: install 'paddle-rbt-plugin[cpu]' or 'paddle-rbt-plugin[gpu]'", name="paddle"
     ) from None
 
+from paddle_rbt_plugin.api import bind_methods, tune
 from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.cost import CostModel, Prediction
 from paddle_rbt_plugin.errors import (
@@ -27,6 +28,7 @@ from paddle_rbt_plugin.errors import (
     PatternError,
     PlanError,
     TunerError,
+    TunerWarning,
     TuningFinished,
     UnsupportedProgram,
 )
@@ -37,8 +39,8 @@ from paddle_rbt_plugin.handover.shared.replicas import check_replicas
 from paddle_rbt_plugin.pattern import Pattern
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import hookimpl, hookspec, parse_cluster
-from paddle_rbt_plugin.tuner import TunerWarning, tune
 
+bind_methods()
 install_hooks()
 
 __all__ = [

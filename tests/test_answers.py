@@ -16,6 +16,7 @@ from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram
 from paddle_rbt_plugin.handover.pir.configs import config_graph
 from paddle_rbt_plugin.models import GPTConfig, LlamaConfig
+from paddle_rbt_plugin.request import Request
 from paddle_rbt_plugin.tuner import tune_graph
 
 MESH = ProcessMesh(("dp", "mp"), (2, 2), (0, 1, 2, 3))
@@ -27,7 +28,7 @@ MODELS = {
 
 def plan(model, cache):
     chosen = Settings(cluster="1x8:A100-80G", cache=cache)
-    return tune_graph(config_graph(MODELS[model], 16), chosen, precision="bf16").to_dict()
+    return tune_graph(config_graph(MODELS[model], 16), Request(chosen, precision="bf16")).to_dict()
 
 
 def relu(shape, placement, op="relu"):

@@ -3,10 +3,10 @@
 import paddle
 import pytest
 
-from paddle_rbt_plugin.cli.model import model_graph
 from paddle_rbt_plugin.errors import ModelError, UnsupportedProgram
 from paddle_rbt_plugin.handover.pir.configs import config_graph
 from paddle_rbt_plugin.handover.pir.trace import trace_layer
+from paddle_rbt_plugin.model_reference import model_graph
 from paddle_rbt_plugin.models import GPTConfig, LlamaConfig, build, input_spec, named_config
 
 MODULE = """

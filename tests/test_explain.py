@@ -12,6 +12,7 @@ from paddle_rbt_plugin.handover.pir.configs import config_graph
 from paddle_rbt_plugin.models import GPTConfig
 from paddle_rbt_plugin.plan.explain import WIDTH, group_rejected, group_unmatched, reasons
 from paddle_rbt_plugin.plan.plan import Plan
+from paddle_rbt_plugin.request import Request
 from paddle_rbt_plugin.search.rejections import Rejected, reason
 from paddle_rbt_plugin.spelling import spell_bytes, spell_candidate, spell_seconds
 from paddle_rbt_plugin.tuner import tune_graph
@@ -23,7 +24,7 @@ QUERY = "gpt.layers.1.attn.q_proj.weight"
 @functools.cache
 def plan(**space) -> Plan:
     return tune_graph(
-        config_graph(GPT, 16), Settings(cluster="2x4:A100-80G", search_space=space), precision="bf16", global_batch=16
+        config_graph(GPT, 16), Request(Settings(cluster="2x4:A100-80G", search_space=space), precision="bf16", global_batch=16)
     )
 
 
@@ -92,7 +93,7 @@ def test_the_level_is_told_and_what_a_higher_one_would_do_for_several_kinds_of_m
     mixed = Settings(cluster="1x4:A100-80G+1x4:V100-32G", search_space={"pp": 2, "recompute": "none", "schedule": "1F1B"})
     for level, hint in (("o1", "level o3 gives each kind as many layers"), ("o2", "level o3 also tries"), ("o3", "level")):
         settings = dataclasses.replace(mixed, level=level)
-        made = tune_graph(config_graph(GPT, 16), settings, precision="fp16", global_batch=16)
+        made = tune_graph(config_graph(GPT, 16), Request(settings, precision="fp16", global_batch=16))
         assert any(hint in line for line in reasons(made)["remarks"]) == (level != "o3")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,25 @@ import paddle_rbt_plugin
 
 ROOT = Path(paddle_rbt_plugin.__file__).parent
 MODULES = sorted(p for p in ROOT.rglob("*.py"))
-ORDER = ("graph", "cluster", "layers", "pattern", "completion", "cost", "plugins", "search", "plan", "handover")
-"""Bottom to top. A package imports from those before it only; ``cli`` stands above all and ``models`` beside them."""
+ORDER = (
+    ("errors", "file_schema", "patching", "spelling"),
+    ("validation",),
+    ("config", "processes"),
+    ("graph", "cluster"),
+    ("layers", "pattern", "completion", "models"),
+    ("cost",),
+    ("plugins", "calibrate"),
+    ("search",),
+    ("request", "plan"),
+    ("tuner",),
+    ("handover",),
+    ("api", "paddle_changes", "runs", "model_reference"),
+    ("bench", "testing"),
+    ("cli",),
+    ("__main__",),
+)
+"""Bottom to top: packages and modules. What is in one row imports from the rows before it, and from its own row without going
+round in a circle."""
 INTERNALS = re.compile(r"paddle\.(base|_C_ops|_legacy_C_ops|framework|distributed\.(auto_parallel|passes|fleet\.meta))")
 
 
@@ -32,33 +50,92 @@ def code_of(path: Path) -> str:
     return ast.unparse(tree)
 
 
-def imports(path: Path) -> list[str]:
-    """Modules imported at the top level; what a function imports when it is called does not order the house."""
-    tree = ast.parse(path.read_text())
-    found = []
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            found.append(node.module)
-        elif isinstance(node, ast.ImportFrom):
-            package = ".".join(("paddle_rbt_plugin", *path.relative_to(ROOT).parts[: -node.level]))
-            found.append(f"{package}.{node.module}" if node.module else package)
+def name_of(path: Path) -> str:
+    parts = [ROOT.name, *path.relative_to(ROOT).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+NAMES = {name_of(path): path for path in MODULES}
+
+
+def imports(tree: ast.AST, path: Path) -> set[str]:
+    """Every module that is imported, wherever the import stands: in functions and under ``TYPE_CHECKING``, too."""
+    package = (ROOT.name, *path.relative_to(ROOT).parts[:-1])
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            submodules = {f"{module}.{alias.name}" for alias in node.names} & NAMES.keys()
+            found |= submodules
+            if len(submodules) < len(node.names):
+                found.add(module)
         elif isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            found |= {alias.name for alias in node.names}
     return found
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if package_of(p) in ORDER], ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_run_downwards(path: Path) -> None:
-    shared = {"errors", "config", "file_schema", "patching", "spelling", "validation"}
-    allowed = set(ORDER[: ORDER.index(package_of(path)) + 1]) | shared
-    if package_of(path) == "handover":
-        allowed |= {"tuner", "models"}
-    own = [m.split(".")[1] for m in imports(path) if m.startswith("paddle_rbt_plugin.")]
-    assert set(own) <= allowed, f"{path} imports from {sorted(set(own) - allowed)}"
+IMPORTS = {name: imports(ast.parse(path.read_text()), path) for name, path in NAMES.items()}
+OWN = {name: found & NAMES.keys() for name, found in IMPORTS.items()}
+"""The imports between modules of the package."""
+
+
+def row_of(module: str) -> int:
+    package = module.split(".")[1]
+    return next(i for i, row in enumerate(ORDER) if package in row)
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    try:
+        TopologicalSorter(OWN).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_packages_import_each_other_in_no_circle() -> None:
+    packages: dict[str, set[str]] = {}
+    for module, found in OWN.items():
+        package = module.split(".")[1] if module != ROOT.name else ROOT.name
+        if package != ROOT.name:
+            packages.setdefault(package, set()).update({m.split(".")[1] for m in found if m != ROOT.name} - {package})
+    try:
+        TopologicalSorter(packages).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+@pytest.mark.parametrize("module", sorted(OWN.keys() - {ROOT.name}))
+def test_imports_run_downwards(module: str) -> None:
+    upwards = [other for other in OWN[module] if other == ROOT.name or row_of(other) > row_of(module)]
+    assert not upwards, f"{module} imports {upwards}"
+
+
+def test_the_planner_knows_no_hand_over() -> None:
+    known, left = set(), ["paddle_rbt_plugin.tuner"]
+    while left:
+        module = left.pop()
+        if module not in known:
+            known.add(module)
+            left += OWN[module]
+    assert not [module for module in known if module.split(".")[1] == "handover"]
+
+
+def test_imports_are_seen_wherever_they_stand() -> None:
+    source = (
+        "from typing import TYPE_CHECKING\nfrom . import fields\nfrom ..errors import TunerError\n"
+        "if TYPE_CHECKING:\n    import pluggy\n\ndef f():\n    from paddle_rbt_plugin.plan import plan\n"
+    )
+    assert imports(ast.parse(source), ROOT / "cluster" / "parse.py") == {
+        "typing",
+        "paddle_rbt_plugin.cluster.fields",
+        "paddle_rbt_plugin.errors",
+        "pluggy",
+        "paddle_rbt_plugin.plan.plan",
+    }
 
 
 def test_only_plugins_imports_pluggy() -> None:
-    assert {package_of(p) for p in MODULES if "pluggy" in imports(p)} == {"plugins"}
+    assert {package_of(p) for name, p in NAMES.items() if "pluggy" in IMPORTS[name]} == {"plugins"}
 
 
 def test_only_readers_completion_and_handover_touch_the_internals_of_paddle() -> None:

@@ -11,15 +11,14 @@ from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import PlanError, TunerError
 from paddle_rbt_plugin.handover.pir.pipeline import check_order
 from paddle_rbt_plugin.plan.plan import Plan
+from paddle_rbt_plugin.request import Request
 from paddle_rbt_plugin.tuner import tune_graph
 
 
 def planned(cluster="1x8:A100-80G", level="o1", precision="bf16", batch=24, **space):
     return tune_graph(
         gpt_analysis(4, batch).graph,
-        Settings(cluster=cluster, search_space=space, level=level),
-        precision=precision,
-        global_batch=batch,
+        Request(Settings(cluster=cluster, search_space=space, level=level), precision=precision, global_batch=batch),
     )
 
 

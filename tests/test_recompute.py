@@ -25,14 +25,15 @@ from paddle_rbt_plugin.handover.pir.trace import Trace
 from paddle_rbt_plugin.handover.shared.recompute import recomputes
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.plan.plan import Plan
-from paddle_rbt_plugin.tuner import Constraint, tune_graph
+from paddle_rbt_plugin.request import Constraint, Request
+from paddle_rbt_plugin.tuner import tune_graph
 
 MARK = "fwd_recompute_id"
 
 
 def planned(traced: Trace, recompute: str) -> Plan:
     space = {"mp": 2, "dp": 1, "pp": 1, "recompute": recompute}
-    return tune_graph(traced.graph, Settings(cluster="1x2:A100-80G", search_space=space))
+    return tune_graph(traced.graph, Request(Settings(cluster="1x2:A100-80G", search_space=space)))
 
 
 def marked(traced: Trace, plan: Plan) -> list[tuple[str, int]]:

@@ -18,6 +18,7 @@ from paddle_rbt_plugin.handover.shared.strategy import (
     precision_of,
     settings_of,
 )
+from paddle_rbt_plugin.request import Request
 from paddle_rbt_plugin.tuner import tune_graph
 
 TUNING = {"enable": True, "pass_name": "rule_based_tuner", "level": "o1", "search_space": {"mp": [1, 2]}, "memory_reserve": 0.2}
@@ -85,11 +86,11 @@ def test_a_paddle_that_cannot_interleave_leaves_the_other_schedules_and_is_named
 
 def test_a_job_on_gpus_may_interleave() -> None:
     settings, limits = Settings(cluster="1x4:A100-80G"), as_the_program_runs(steps=8, pipeline=True, not_interleaved=None)
-    plan = tune_graph(gpt_analysis(8, 8).graph, settings, global_batch=64, constraints=limits)
+    plan = tune_graph(gpt_analysis(8, 8).graph, Request(settings, global_batch=64, constraints=tuple(limits)))
     assert any(c["schedule"] == "VPP" for c in plan.candidates)
 
 
 def test_the_pass_alone_does_not_interleave_and_says_why() -> None:
     settings, limits = Settings(cluster="1x2:A100-80G", search_space={"vpp": 2}), as_the_program_runs(pipeline=True)
     with pytest.raises(TunerError, match=r"outside of auto\.Engine and dist\.to_static needs vpp in \[1\]"):
-        tune_graph(gpt_analysis(4, 8).graph, settings, constraints=limits)
+        tune_graph(gpt_analysis(4, 8).graph, Request(settings, constraints=tuple(limits)))

@@ -14,6 +14,7 @@ from paddle_rbt_plugin.handover.pir.trace import Trace, trace_layer
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.models import GPTConfig, LlamaConfig, build, input_spec
 from paddle_rbt_plugin.plan.plan import Plan
+from paddle_rbt_plugin.request import Request
 from paddle_rbt_plugin.tuner import tune_graph
 
 BATCH = 8
@@ -55,7 +56,9 @@ def trace(model: str) -> Trace:
 def planned(traced: Trace, space: dict, device: str = "A100-80G") -> Plan:
     degrees = {"pp": 1, "dp": 1, "mp": 1} | space
     devices = degrees["pp"] * degrees["dp"] * degrees["mp"]
-    return tune_graph(traced.graph, Settings(cluster=f"1x{devices}:{device}", search_space=degrees), global_batch=BATCH * 4)
+    return tune_graph(
+        traced.graph, Request(Settings(cluster=f"1x{devices}:{device}", search_space=degrees), global_batch=BATCH * 4)
+    )
 
 
 def verified(traced: Trace, plan: Plan, train: bool = True) -> list[StageComparison]:
@@ -286,7 +289,7 @@ def test_the_products_of_convolutions_are_counted_in_the_program_too() -> None:
 
     spec = [paddle.static.InputSpec([4, 3, 8, 8], "float32", "x")]
     traced = trace_layer(Images(), spec)
-    plan = tune_graph(traced.graph, Settings(cluster="1x2:V100-32G", search_space={"dp": 2}))
+    plan = tune_graph(traced.graph, Request(Settings(cluster="1x2:V100-32G", search_space={"dp": 2})))
     (compared,) = verify(plan, traced.graph, traced.program)
     assert compared.found.matmul_flop > 0
     assert not compared.differences

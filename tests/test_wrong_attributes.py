@@ -12,7 +12,8 @@ from small import SMALL_GPT, lazy_gpt, traced_gpt
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.models import input_spec
-from paddle_rbt_plugin.tuner import Constraint, tune_graph
+from paddle_rbt_plugin.request import Constraint, Request
+from paddle_rbt_plugin.tuner import tune_graph
 
 CLUSTER = "1x2:A100-80G"
 
@@ -72,8 +73,8 @@ def test_without_a_precision_that_of_the_plan_counts(saved: Path) -> None:
 def test_what_the_strategy_of_the_job_does_otherwise_than_the_loaded_plan_is_said(tmp_path: Path) -> None:
     path, graph = tmp_path / "plan.json", traced_gpt().graph
     settings = Settings(cluster=CLUSTER, save_path=path, search_space={"dp": 2, "sharding_stage": 2, "accumulate_steps": 2})
-    tune_graph(graph, settings)
+    tune_graph(graph, Request(settings))
     job = [Constraint("strategy.sharding", {"sharding_stage": (0,)})]
     with pytest.warns(rbt.TunerWarning, match=r"not applied: sharding_stage 2 \(strategy.sharding allows 0 only\)"):
-        plan = tune_graph(graph, Settings(cluster=CLUSTER, load_path=path), constraints=job)
+        plan = tune_graph(graph, Request(Settings(cluster=CLUSTER, load_path=path), constraints=tuple(job)))
     assert "plan.to_strategy()" in plan.notes[-1]

@@ -22,6 +22,7 @@ from paddle_rbt_plugin.handover.pir.trace import Trace, trace_layer
 from paddle_rbt_plugin.handover.pir.zero import constraint, stage_of
 from paddle_rbt_plugin.handover.shared.zero import shard_dimension
 from paddle_rbt_plugin.models import GPTConfig, LlamaConfig, build, input_spec
+from paddle_rbt_plugin.request import Request
 from paddle_rbt_plugin.tuner import tune_graph
 
 BATCH = 8
@@ -51,7 +52,7 @@ def traced(model: str) -> Trace:
 def verified(model: str, name: str, stage: int) -> list[StageComparison]:
     degrees = {"pp": 1, "dp": 1, "mp": 1, "recompute": "none", "sharding_stage": stage} | SPACES[name]
     cluster = f"1x{degrees['pp'] * degrees['dp'] * degrees['mp']}:A100-80G"
-    plan = tune_graph(traced(model).graph, Settings(cluster=cluster, search_space=degrees), global_batch=BATCH * 4)
+    plan = tune_graph(traced(model).graph, Request(Settings(cluster=cluster, search_space=degrees), global_batch=BATCH * 4))
     return verify(plan, traced(model).graph, traced(model).program)
 
 

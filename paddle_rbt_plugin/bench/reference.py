@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddle_rbt_plugin.bench.case import Case
-from paddle_rbt_plugin.cli.model import model_config
+from paddle_rbt_plugin.model_reference import model_config
 from paddle_rbt_plugin.plugins import parse_cluster
 from paddle_rbt_plugin.processes import end_with_parent, unwound_on_sigterm
 

@@ -12,15 +12,15 @@ from typing import Any
 
 from paddle_rbt_plugin.bench.case import Case
 from paddle_rbt_plugin.bench.results import Result, Row
-from paddle_rbt_plugin.cli.model import model_graph
-from paddle_rbt_plugin.cli.planning import best_precision
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import NoFeasiblePlan
+from paddle_rbt_plugin.model_reference import model_graph
 from paddle_rbt_plugin.plan.explain import decision
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import parse_cluster
+from paddle_rbt_plugin.request import Request, best_precision
 from paddle_rbt_plugin.search import Watcher
-from paddle_rbt_plugin.tuner import tune_graph
+from paddle_rbt_plugin.tuner import collection_paused, tune_graph
 
 
 class Bench:
@@ -31,7 +31,8 @@ class Bench:
         self.case = case
         self.cluster = parse_cluster(case.cluster)
         self.precision = case.precision or best_precision(self.cluster)
-        self.graph = model_graph(case.model, case.global_batch, case.seq)
+        with collection_paused():
+            self.graph = model_graph(case.model, case.global_batch, case.seq)
         self._progress = progress
         self._tracing_s = time.process_time() - started
 
@@ -64,11 +65,13 @@ class Bench:
     def _plan(self, space: Mapping[str, Any], level: str) -> Plan:
         return tune_graph(
             self.graph,
-            Settings(cluster=self.cluster, level=level, search_space=dict(space)),
-            precision=self.precision,
-            global_batch=self.case.global_batch,
-            progress=self._progress,
-            assumed=self.case.training,
+            Request(
+                Settings(cluster=self.cluster, level=level, search_space=dict(space)),
+                precision=self.precision,
+                global_batch=self.case.global_batch,
+                progress=self._progress,
+                assumed=tuple(self.case.training),
+            ),
         )
 
     def _row(self, kind: str, plan: Plan, **known: Any) -> Row:

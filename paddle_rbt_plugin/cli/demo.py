@@ -20,8 +20,9 @@ from paddle_rbt_plugin.handover.pir.trace import trace_layer
 from paddle_rbt_plugin.plan.explain import decision
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.processes import Processes
+from paddle_rbt_plugin.request import Constraint, Request
 from paddle_rbt_plugin.spelling import spell_candidate
-from paddle_rbt_plugin.tuner import Constraint, tune_graph
+from paddle_rbt_plugin.tuner import tune_graph
 
 TOLERANCE = 1e-5
 """Float32 keeps seven digits of a loss of about 5; sums in another order cost the last of them."""
@@ -93,7 +94,7 @@ def find_plan(processes: int, fixed: dict[str, Any]) -> Plan:
         },
     )
     settings = Settings(cluster=f"1x{processes}:CPU", search_space=fixed)
-    return tune_graph(graph, settings, global_batch=demo_training.BATCH, constraints=[runnable])
+    return tune_graph(graph, Request(settings, global_batch=demo_training.BATCH, constraints=(runnable,)))
 
 
 def choose_way(plan: Plan) -> tuple[Way, str]:

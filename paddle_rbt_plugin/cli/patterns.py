@@ -9,8 +9,8 @@ from dataclasses import asdict, replace
 from rich.console import RenderableType
 from rich.text import Text
 
-from paddle_rbt_plugin.cli.model import model_graph
 from paddle_rbt_plugin.cli.output import Output, make_table, titled
+from paddle_rbt_plugin.model_reference import model_graph
 from paddle_rbt_plugin.pattern.report import match_report
 from paddle_rbt_plugin.pattern.vocabulary import spell_unknown, unknown_ops
 from paddle_rbt_plugin.plugins import PluginRow, Plugins, PluginWarning, load_plugins

@@ -10,10 +10,10 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from paddle_rbt_plugin.cli.model import model_graph
 from paddle_rbt_plugin.cli.output import Output, make_table, titled
 from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.config import Settings
+from paddle_rbt_plugin.model_reference import model_graph
 from paddle_rbt_plugin.plan.explain import (
     REJECTED,
     decision,
@@ -28,10 +28,10 @@ from paddle_rbt_plugin.plan.explain import (
 from paddle_rbt_plugin.plan.files import check_writable
 from paddle_rbt_plugin.plan.layout import LEVEL_WORDS, spell_stages
 from paddle_rbt_plugin.plan.plan import Plan
-from paddle_rbt_plugin.plugins import parse_cluster
+from paddle_rbt_plugin.request import Request, best_precision
 from paddle_rbt_plugin.search import Progress
 from paddle_rbt_plugin.spelling import counted, spell_bytes, spell_candidate, spell_seconds
-from paddle_rbt_plugin.tuner import tune_graph
+from paddle_rbt_plugin.tuner import collection_paused, tune_graph
 
 _CHOICES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "ep": lambda c: str(c["ep"]) if c.get("ep", 1) > 1 else "",
@@ -65,26 +65,22 @@ def plan_model(
     """Plans MODEL and prints the winner, the candidates, the rejected ones and what the patterns matched."""
     if save is not None:
         check_writable(save)  # before the search, which may take minutes
-    parsed = parse_cluster(cluster, blocked)
     settings = Settings(
         level=level,
-        cluster=parsed,
+        cluster=cluster,
         cost_model=cost_model,
         search_space=dict(fixed),
         time_limit=time_limit,
         cache=cache,
         blocked_plugins=blocked,
     )
-    with output.progress(f"tracing {model}"):
-        graph = model_graph(model, global_batch, seq)
-    with output.progress(f"planning {model} for {parsed}") as report:
-        plan = tune_graph(
-            graph,
-            settings,
-            precision=precision or best_precision(parsed),
-            global_batch=global_batch,
-            progress=lambda p: report(p.done, p.total, spell_progress(p)),
-        )
+    request = Request(settings, global_batch, precision)
+    request = replace(request, precision=precision or best_precision(request.cluster))
+    with collection_paused():
+        with output.progress(f"tracing {model}"):
+            graph = model_graph(model, global_batch, seq)
+        with output.progress(f"planning {model} for {request.cluster}") as report:
+            plan = tune_graph(graph, replace(request, progress=lambda p: report(p.done, p.total, spell_progress(p))))
     plan = replace(plan, model={"reference": model, "seq": seq})
     if save is not None:  # before anything is printed: whoever reads may leave early
         plan.save(save)
@@ -111,15 +107,6 @@ def explain_file(output: Output, path: str, tensor: str | None) -> None:
         output.result(reasons(plan), explain_plan(plan).rstrip("\n"))
     else:
         output.result(tensor_reasons(plan, tensor), explain_tensor(plan, tensor).rstrip("\n"))
-
-
-def best_precision(cluster: Cluster) -> str:
-    """The half precision that all devices have and gain by, bf16 before fp16; else fp32."""
-    for precision in ("bf16", "fp16"):
-        devices = [group.device for group in cluster.groups]
-        if all(precision in d.precisions and d.flops(precision) > d.flops("fp32") for d in devices):
-            return precision
-    return "fp32"
 
 
 def _tables(model: str, plan: Plan, top: int) -> Iterator[RenderableType]:

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import paddle
 from paddle.distributed.passes.pass_base import PassBase, register_pass
 
-from paddle_rbt_plugin.cluster import Cluster
+from paddle_rbt_plugin.cluster import Cluster, check_job
 from paddle_rbt_plugin.completion import Placement, data_parallel
 from paddle_rbt_plugin.completion.forms import CPU_FORMS, forms_on
 from paddle_rbt_plugin.config import PASS_NAME, Settings
-from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.errors import TunerError, TunerWarning
 from paddle_rbt_plugin.graph import Graph, is_legacy, read_program
 from paddle_rbt_plugin.graph.legacy import read_legacy_program
 from paddle_rbt_plugin.handover.legacy.annotate import annotate as annotate_legacy
@@ -34,7 +35,8 @@ from paddle_rbt_plugin.handover.shared.gloo import enable_static_training_on_cpu
 from paddle_rbt_plugin.handover.shared.random_streams import common_seed
 from paddle_rbt_plugin.handover.shared.strategy import as_the_program_runs
 from paddle_rbt_plugin.plan.plan import Plan
-from paddle_rbt_plugin.tuner import TunerWarning, check_batch, job_cluster, tune_graph
+from paddle_rbt_plugin.request import Request
+from paddle_rbt_plugin.tuner import tune_graph
 
 PLAN = "plan"
 _EXTRA = ("global_batch", "precision", "loss", "constraints")
@@ -53,31 +55,31 @@ class RuleBasedTunerPass(PassBase):
     def _apply_single_impl(self, main_program: Any, startup_program: Any, context: Any) -> None:
         extra = {key: self._attrs[key] for key in _EXTRA if self._attrs.get(key) is not None}
         settings = Settings.from_mapping({k: v for k, v in self._attrs.items() if k not in _EXTRA})
-        check_batch(extra.get("global_batch"))
-        loss = extra.pop("loss", None)
-        legacy = read_legacy_program(main_program, loss) if is_legacy(main_program) else None
-        graph = legacy.graph if legacy is not None else read_program(main_program, loss)
-        steps = extra.get("global_batch", 0) // graph.batch.size
-        alone = "constraints" not in extra
-        asked = set(settings.search_space or {})  # whoever applies this pass alone and asks for these runs their passes, too
-        recompute = None if "recompute" in asked and legacy is None else "none"
-        extra.setdefault(
-            "constraints", as_the_program_runs(max(steps, 1), recompute, legacy=legacy is not None, pipeline="pp" in asked)
-        )
+        request = Request(settings, extra.get("global_batch"), extra.get("precision"))
         world = paddle.distributed.get_world_size()
         if world > 1 or settings.cluster is None:
-            job_cluster(settings, world)
+            check_job(request.cluster, world)
+        loss, constraints = extra.get("loss"), extra.get("constraints")
+        legacy = read_legacy_program(main_program, loss) if is_legacy(main_program) else None
+        graph = legacy.graph if legacy is not None else read_program(main_program, loss)
+        alone = constraints is None
+        if constraints is None:
+            steps = (request.global_batch or 0) // graph.batch.size
+            asked = set(settings.search_space or {})  # whoever asks for these of this pass alone runs their passes, too
+            recompute = None if "recompute" in asked and legacy is None else "none"
+            constraints = as_the_program_runs(max(steps, 1), recompute, legacy=legacy is not None, pipeline="pp" in asked)
+        request = replace(request, constraints=tuple(constraints))
         if legacy is not None:
-            plan = tune_legacy(main_program, legacy, settings, **extra)
+            plan = tune_legacy(main_program, legacy, request)
             annotate_legacy(main_program, legacy, plan)
         else:
-            plan = tune_graph(graph, settings, **extra)
+            plan = tune_graph(graph, request)
             if alone and plan.vpp > 1:
                 raise TunerError(
                     f"the plan {settings.load_path!r} interleaves {plan.vpp} chunks per stage, which auto.Engine and "
                     "dist.to_static run; for the pass alone plan with search_space={'schedule': ['1F1B', 'FThenB']}"
                 )
-            if is_allowed(plan, extra["constraints"]):
+            if is_allowed(plan, constraints):
                 mark(main_program, graph, plan)
             if alone:
                 install_for_pass_alone()

@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from math import prod
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.spelling import counted
 
-if TYPE_CHECKING:
-    from paddle_rbt_plugin.plan.plan import Plan
+
+class Stated(Protocol):
+    """What a plan states that must fit together: fields of ``Plan``, which is checked as it is read."""
+
+    @property
+    def degrees(self) -> Mapping[str, int]: ...
+    @property
+    def level(self) -> str: ...
+    @property
+    def global_batch(self) -> int: ...
+    @property
+    def micro_batch(self) -> int: ...
+    @property
+    def accumulate_steps(self) -> int: ...
+    @property
+    def sharding_degree(self) -> int | str: ...
+    @property
+    def schedule(self) -> str: ...
+    @property
+    def vpp(self) -> int: ...
+    @property
+    def ep(self) -> int: ...
+    @property
+    def stages(self) -> Sequence[Any]: ...
+    @property
+    def tensors(self) -> Mapping[str, Any]: ...
 
 
-def contradictions(plan: Plan, cluster: Cluster) -> Iterator[str]:
+def contradictions(plan: Stated, cluster: Cluster) -> Iterator[str]:
     """Every contradiction, the fields first; ``cluster`` is that of the plan."""
     yield from _settings(plan)
     for i, stage in enumerate(plan.stages):
@@ -34,7 +58,7 @@ def contradictions(plan: Plan, cluster: Cluster) -> Iterator[str]:
     yield from _tensors(plan)
 
 
-def _settings(plan: Plan) -> Iterator[str]:
+def _settings(plan: Stated) -> Iterator[str]:
     dp = plan.degrees["dp"]
     if plan.ep not in (1, dp):
         yield f"ep {plan.ep} is neither 1 nor degrees/dp {dp}"
@@ -49,7 +73,7 @@ def _settings(plan: Plan) -> Iterator[str]:
         yield f"schedule {plan.schedule!r} with vpp {plan.vpp}: VPP interleaves several chunks per stage, the others run one"
 
 
-def _pipeline(plan: Plan) -> Iterator[str]:
+def _pipeline(plan: Stated) -> Iterator[str]:
     """Entries hold the layers in order; chunk ``j`` of the model runs on pipeline stage ``j % pp``, each on its own devices."""
     if plan.stages[0].layers[0] != 0:
         yield f"stages/0: its layers begin with {plan.stages[0].layers[0]}, not with 0"
@@ -72,7 +96,7 @@ def _pipeline(plan: Plan) -> Iterator[str]:
             yield f"stages/{i}: mesh {list(stage.mesh)} with axes {list(stage.axes)} is not degrees {plan.degrees}"
 
 
-def _tensors(plan: Plan) -> Iterator[str]:
+def _tensors(plan: Stated) -> Iterator[str]:
     for name, t in plan.tensors.items():
         axes = [a for a in t.dims_mapping if a >= 0]
         if (

@@ -134,6 +134,11 @@ def tensor_reasons(plan: Plan, name: str) -> dict[str, Any]:
     }
 
 
+def explain(plan: Plan, tensor: str | None = None) -> str:
+    """The text of ``explain_plan``, or of ``explain_tensor`` for the tensor named."""
+    return explain_plan(plan) if tensor is None else explain_tensor(plan, tensor)
+
+
 def explain_plan(plan: Plan) -> str:
     """The decision and why, in lines of at most 80 columns where names allow it."""
     return "\n\n".join(_sections(plan, reasons(plan))) + "\n"

@@ -141,12 +141,6 @@ class Plan:
     def _by_structured_name(self) -> dict[str, TensorPlacement]:
         return {t.structured_name: t for t in self.tensors.values() if t.structured_name}
 
-    def explain(self, tensor: str | None = None) -> str:
-        """Why this plan, why not the others, and what matched nothing; with ``tensor``, all about that one."""
-        from paddle_rbt_plugin.plan.explain import explain_plan, explain_tensor
-
-        return explain_plan(self) if tensor is None else explain_tensor(self, tensor)
-
     # Which program and cluster it is for
 
     def check_program(self, graph: Graph) -> None:
@@ -232,39 +226,33 @@ class Plan:
             raise PlanError(f"the stages of the plan run {planned} layers, but the program has {count}; plan again")
         return [i for i, stage in enumerate(self.stages) for _ in range(stage.layers[0], stage.layers[1] + 1)]
 
-    # Executing it
+    # Explaining and executing it: declared here for readers and type checkers, given by packages above (``api.bind_methods``)
+
+    def explain(self, tensor: str | None = None) -> str:
+        """Why this plan, why not the others, and what matched nothing; with ``tensor``, all about that one."""
+        raise NotImplementedError
 
     def shard_layer(self, model: Any) -> Any:
         """Turns the parameters of a dygraph Layer into distributed ones, in place, as the plan says; returns the Layer."""
-        from paddle_rbt_plugin.handover.dygraph.sharding import shard_layer
-
-        return shard_layer(self, model)
+        raise NotImplementedError
 
     def shard_optimizer(self, optimizer: Any) -> Any:
         """Lets an optimizer of a dygraph Layer that ``shard_layer`` has sharded divide its states (moments, master weights)
         over the replicas, in place, as the ZeRO stage of the plan says; returns the optimizer."""
-        from paddle_rbt_plugin.handover.dygraph.sharding import shard_optimizer
-
-        return shard_optimizer(self, optimizer)
+        raise NotImplementedError
 
     def shard_dataloader(self, loader: Any) -> Any:
         """A loader of whole batches as one that gives each rank its part, for ``dist.to_static`` and ``Engine.run``."""
-        from paddle_rbt_plugin.handover.dygraph.sharding import shard_dataloader
-
-        return shard_dataloader(self, loader)
+        raise NotImplementedError
 
     def check_replicas(self, model: Any) -> None:
         """Compares what the ranks hold of a sharded Layer: replicas must be equal. Raises HandoverError naming the first tensor
         that differs, and the ranks. All ranks call it."""
-        from paddle_rbt_plugin.handover.shared.replicas import check_layer
-
-        check_layer(self, model)
+        raise NotImplementedError
 
     def to_strategy(self) -> Any:
         """A ``paddle.distributed.Strategy`` with the settings of the plan."""
-        from paddle_rbt_plugin.handover.shared.strategy import to_strategy
-
-        return to_strategy(self)
+        raise NotImplementedError
 
     # JSON
 

@@ -60,7 +60,7 @@ def graph_of(model: Any, input_spec: Sequence[Any] | None = None, loss: Any = No
     if isinstance(model, Graph):
         return model
     if isinstance(model, str):
-        from paddle_rbt_plugin.cli.model import model_graph
+        from paddle_rbt_plugin.model_reference import model_graph
 
         return model_graph(model, BATCH)
     if isinstance(model, nn.Layer):

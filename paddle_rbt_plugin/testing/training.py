@@ -15,12 +15,13 @@ from typing import Any
 
 import paddle
 
-from paddle_rbt_plugin.cli.model import model_parts
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.handover.shared.strategy import as_the_program_runs
+from paddle_rbt_plugin.model_reference import model_parts
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import load_plugins
 from paddle_rbt_plugin.processes import Processes
+from paddle_rbt_plugin.request import Request
 from paddle_rbt_plugin.testing import worker
 from paddle_rbt_plugin.testing.matching import AnyPattern, compiled_pattern, graph_of, match_pattern
 from paddle_rbt_plugin.tuner import tune_graph
@@ -101,7 +102,7 @@ def _plan(build: Build, pattern: AnyPattern | None, cluster: str, search_space: 
     graph = graph_of(*model_parts(worker.name_of(build), build()))
     settings = Settings(cluster=cluster, search_space=search_space)
     added = [] if pattern is None else [compiled_pattern(pattern, load_plugins())]
-    plan = tune_graph(graph, settings, constraints=as_the_program_runs(), patterns=added)
+    plan = tune_graph(graph, Request(settings, constraints=tuple(as_the_program_runs()), patterns=tuple(added)))
     for name in (p.name for p in added if p.name not in plan.patterns):
         raise AssertionError(f"{name} takes no part in the plan, so nothing would be tested\n{match_pattern(added[0], graph)}")
     return plan

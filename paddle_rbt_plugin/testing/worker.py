@@ -14,8 +14,8 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 
-from paddle_rbt_plugin.cli.model import model_parts
 from paddle_rbt_plugin.errors import TunerError
+from paddle_rbt_plugin.model_reference import model_parts
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.processes import work
 

@@ -315,11 +315,12 @@ def test_by_paddles_cost_model_no_plan_is_better_and_ties_are_ours_to_break() ->
 
 def test_paddles_cost_model_asks_for_a_legacy_program() -> None:
     from paddle_rbt_plugin.config import Settings
+    from paddle_rbt_plugin.request import Request
     from paddle_rbt_plugin.tuner import tune_graph
 
     graph = read_legacy_program(gpt(2).main).graph
     with pytest.raises(rbt.TunerError, match="legacy programs only"):
-        tune_graph(graph, Settings(cost_model="paddle", cluster="1x2:V100-32G"))
+        tune_graph(graph, Request(Settings(cost_model="paddle", cluster="1x2:V100-32G")))
 
 
 def test_the_lost_ops_come_back_only_while_they_are_asked_for() -> None:

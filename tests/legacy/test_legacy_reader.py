@@ -53,9 +53,10 @@ def test_a_model_read_through_either_ir_has_the_same_layers_matches_and_plan() -
     assert [s.ops for s in mine.layers.segments] == [s.ops for s in other.layers.segments]
     assert [(m.pattern, m.tensors) for m in mine.matches.matches] == [(m.pattern, m.tensors) for m in other.matches.matches]
     from paddle_rbt_plugin.config import Settings
+    from paddle_rbt_plugin.request import Request
     from paddle_rbt_plugin.tuner import tune_graph
 
-    plans = [tune_graph(graph, Settings(cluster="1x8:V100-32G")) for graph in (legacy, pir)]
+    plans = [tune_graph(graph, Request(Settings(cluster="1x8:V100-32G"))) for graph in (legacy, pir)]
     assert plans[0].degrees == plans[1].degrees
     assert plans[0].estimate == plans[1].estimate
     assert plans[0].candidates == plans[1].candidates

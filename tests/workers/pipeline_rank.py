@@ -29,6 +29,7 @@ from paddle_rbt_plugin.handover.pir.structure import as_rank, partition, resolve
 from paddle_rbt_plugin.handover.pir.trace import trace_layer
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.models import input_spec
+from paddle_rbt_plugin.request import Request
 from paddle_rbt_plugin.tuner import tune_graph
 
 BATCH = 8
@@ -40,7 +41,7 @@ def main(model: str, space: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
         layer = build_model(model)
     trace = trace_layer(layer, input_spec(config_of(model), BATCH))
     batch = BATCH * space["accumulate_steps"]
-    plan = tune_graph(trace.graph, Settings(cluster=f"1x{ranks}:A100-80G", search_space=space), global_batch=batch)
+    plan = tune_graph(trace.graph, Request(Settings(cluster=f"1x{ranks}:A100-80G", search_space=space), global_batch=batch))
     reports, jobs = [], {}
     for rank in range(ranks):
         with as_rank(rank), schedulable(plan):

@@ -20,7 +20,7 @@ from typing import Any
 import paddle
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
-from paddle_rbt_plugin.errors import HandoverError
+from paddle_rbt_plugin.errors import HandoverError, TunerWarning
 from paddle_rbt_plugin.graph import read_program
 from paddle_rbt_plugin.handover.passes import forms_of_job, placements_for
 from paddle_rbt_plugin.handover.pir.engine_programs import REPLICATED
@@ -37,7 +37,6 @@ from paddle_rbt_plugin.handover.pir.structure import (
 )
 from paddle_rbt_plugin.handover.shared.strategy import settings_of
 from paddle_rbt_plugin.plan.plan import Plan
-from paddle_rbt_plugin.tuner import TunerWarning
 
 _NUMBER_BYTES = 8
 """Bytes of a number that clipping or loss scaling reduces, at most."""

@@ -19,6 +19,7 @@ from paddle.distributed.passes.pass_base import PassContext, new_pass
 
 from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.config import PASS_NAME, Settings
+from paddle_rbt_plugin.errors import TunerWarning
 from paddle_rbt_plugin.graph import read_program
 from paddle_rbt_plugin.handover import checkpoint
 from paddle_rbt_plugin.handover.engine import forward_loss, life
@@ -44,7 +45,6 @@ from paddle_rbt_plugin.handover.shared.engine_state import engine_plan, own_stra
 from paddle_rbt_plugin.handover.shared.strategy import constraints_of, is_enabled, set_pipeline, settings_of
 from paddle_rbt_plugin.patching import ENGINES_OF_SCRIPTS, Attribute, Item, Setting, paddle_change
 from paddle_rbt_plugin.plan.plan import Plan
-from paddle_rbt_plugin.tuner import TunerWarning
 
 
 def install_hooks() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import paddle
 
 from paddle_rbt_plugin.cluster import Cluster
-from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.cost.paddle import PaddleEstimate, paddle_estimate
 from paddle_rbt_plugin.graph.legacy import LegacyGraph
 from paddle_rbt_plugin.handover.legacy.ops import legacy_static_ops
@@ -17,7 +15,8 @@ from paddle_rbt_plugin.handover.legacy.partition import LegacyParallelizer
 from paddle_rbt_plugin.plan.files import check_writable
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import load_plugins
-from paddle_rbt_plugin.tuner import Constraint, tune_graph
+from paddle_rbt_plugin.request import Constraint, Request
+from paddle_rbt_plugin.tuner import tune_graph
 
 _CHOICE = ("pp", "dp", "mp", "micro_batch", "accumulate_steps", "recompute", "sharding_stage", "schedule", "vpp")
 
@@ -33,18 +32,16 @@ def judge(main: Any, startup: Any, loss: Any, optimizer: Any, legacy: LegacyGrap
     return paddle_estimate(program, context, Cluster.from_dict(plan.cluster))
 
 
-def tune_legacy(main: Any, legacy: LegacyGraph, settings: Settings, **how: Any) -> Plan:
-    """Plans a legacy program by the cost model that the settings name; ``how`` are the keywords of ``tune_graph``."""
+def tune_legacy(main: Any, legacy: LegacyGraph, request: Request) -> Plan:
+    """Plans a legacy program by the cost model that the settings of the request name."""
     lacking = Constraint("the legacy IR", {"ep": (1,), "schedule": ("1F1B", "FThenB"), "vpp": (1,)})
-    how["constraints"] = (*how.get("constraints", ()), lacking)
-    if settings.cost_model == "paddle" and settings.load_path is None:
-        return _tune_by_paddle(main, legacy, settings, **how)
-    return tune_graph(legacy.graph, settings, rewrite=False, **how)
+    request = replace(request, constraints=(*request.constraints, lacking), rewrite=False)
+    if request.settings.cost_model == "paddle" and request.settings.load_path is None:
+        return _tune_by_paddle(main, legacy, request)
+    return tune_graph(legacy.graph, request)
 
 
-def _tune_by_paddle(
-    main: Any, legacy: LegacyGraph, settings: Settings, constraints: Sequence[Constraint] = (), **how: Any
-) -> Plan:
+def _tune_by_paddle(main: Any, legacy: LegacyGraph, request: Request) -> Plan:
     """The plan that Paddle's CostEstimator likes best among the best of every factorisation of the devices.
 
         minimise  (time by Paddle's estimator, time by the analytic model)  in this order
@@ -52,15 +49,16 @@ def _tune_by_paddle(
     Which factorisation is fastest is Paddle's word. How each is best run, and whether it fits, is the analytic model's, for
     to Paddle's all of these are equal: it knows neither ZeRO, recomputation nor accumulation. So no plan that Paddle's own
     tuner may make is better by its model, and none of the same degrees by ours. Both figures are in the notes of the plan."""
+    settings = request.settings
     if settings.save_path is not None:
         check_writable(settings.save_path)
-    analytic = replace(settings, cost_model="analytic", save_path=None)
-    found = tune_graph(legacy.graph, analytic, constraints=constraints, rewrite=False, **how)
+    analytic = replace(request, settings=replace(settings, cost_model="analytic", save_path=None))
+    found = tune_graph(legacy.graph, analytic)
     judged: list[tuple[PaddleEstimate, Plan]] = []
     figures: list[str] = []
     for candidate in _best_of_each(found):
         fixed = Constraint("cost_model 'paddle'", {key: (candidate[key],) for key in _CHOICE})
-        plan = tune_graph(legacy.graph, analytic, constraints=(*constraints, fixed), rewrite=False, **how)
+        plan = tune_graph(legacy.graph, replace(analytic, constraints=(*analytic.constraints, fixed)))
         loss = main.global_block().vars[legacy.variables[_loss(legacy)]]
         estimate = judge(main.clone(), paddle.static.Program(), loss, paddle.optimizer.AdamW(1e-3), legacy, plan)
         judged.append((estimate, plan))

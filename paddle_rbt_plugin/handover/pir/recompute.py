@@ -23,7 +23,7 @@ from paddle_rbt_plugin.handover.shared.recompute import recomputes, strategy_of
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.layers.layers import Segment
 from paddle_rbt_plugin.plan.plan import Plan
-from paddle_rbt_plugin.tuner import Constraint
+from paddle_rbt_plugin.request import Constraint
 
 _MARK = RECOMPUTE_MARKS[0]
 _REPEATABLE = ("pd_op.assign_value_",)

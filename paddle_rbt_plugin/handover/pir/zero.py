@@ -26,7 +26,7 @@ from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.handover.shared.zero import ELEMENTWISE, STAGES, shard_dimension
 from paddle_rbt_plugin.patching import Attribute, Setting, paddle_change
 from paddle_rbt_plugin.plan.plan import Plan
-from paddle_rbt_plugin.tuner import Constraint
+from paddle_rbt_plugin.request import Constraint
 
 
 def constraint(strategy: Any, optimizer: Any) -> Constraint:

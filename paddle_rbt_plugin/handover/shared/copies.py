@@ -13,7 +13,7 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 
-from paddle_rbt_plugin.tuner import TunerWarning
+from paddle_rbt_plugin.errors import TunerWarning
 
 
 def share_all(tensors: Iterable[tuple[str, Any]]) -> None:

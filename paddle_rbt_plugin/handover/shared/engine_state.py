@@ -7,11 +7,12 @@ from typing import Any
 
 import paddle
 
+from paddle_rbt_plugin.cluster import check_job
 from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.handover.shared.strategy import accumulate_steps_of, precision_of, settings_of
 from paddle_rbt_plugin.plan.plan import Plan
-from paddle_rbt_plugin.tuner import Constraint, job_cluster
+from paddle_rbt_plugin.request import Constraint, Request
 
 _ENGINE_PLAN = "rule_based_plan"
 _OWN_STRATEGY = "rule_based_strategy"
@@ -47,7 +48,7 @@ def pass_attributes(engine: Any, mode: str, constraints: list[Constraint]) -> di
             f"mode {mode!r} uses the plan of training, and there is none yet: prepare or fit the engine for training first"
         )
     settings = settings_of(engine._strategy.tuning)
-    job_cluster(settings, paddle.distributed.get_world_size())
+    check_job(Request(settings).cluster, paddle.distributed.get_world_size())
     attrs: dict[str, Any] = {name: getattr(settings, name) for name in Settings.names()}
     attrs |= {"precision": precision_of(engine._strategy), "constraints": constraints}
     steps = accumulate_steps_of(engine._strategy)

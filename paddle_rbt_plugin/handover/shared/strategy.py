@@ -8,7 +8,7 @@ from typing import Any
 from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.plan.plan import Plan
-from paddle_rbt_plugin.tuner import Constraint
+from paddle_rbt_plugin.request import Constraint
 
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
 
