@@ -27,7 +27,7 @@ from rich.table import Table
 
 from paddle_rbt_plugin.handover.pir.configs import config_graph
 from paddle_rbt_plugin.plugins import load_plugins
-from paddle_rbt_plugin.runs import Run, read_runs
+from paddle_rbt_plugin.runs import TrainingRun, read_runs
 from paddle_rbt_plugin.runs.predict import run_candidate, run_cluster, run_config, run_training
 from paddle_rbt_plugin.search import Evaluated, Search, SearchSpace, analyse, candidate_dict, candidates
 from paddle_rbt_plugin.search.o1 import run_o1
@@ -57,7 +57,7 @@ class Group:
 class Comparison:
     """One published run and the candidates it is compared with."""
 
-    def __init__(self, run: Run, search: Search):
+    def __init__(self, run: TrainingRun, search: Search):
         self.run = run
         self.search = search
         self.published = search.evaluate(run_candidate(run))

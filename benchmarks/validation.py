@@ -22,7 +22,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.runs import Run, Score, estimate_runs, read_runs, score_runs
+from paddle_rbt_plugin.runs import Score, TrainingRun, estimate_runs, read_runs, score_runs
 
 PUBLISHED = Path(__file__).parent / "published"
 MEASURED = ("megatron_sc21.csv", "megatron_sequence_parallel.csv", "paddlenlp_llama2_7b.csv")
@@ -74,7 +74,7 @@ def score_table(scores: Mapping[str, tuple[Score, float]]) -> Table:
     return table
 
 
-def runs_table(title: str, runs: Sequence[Run], results: Sequence[Mapping[str, Any]]) -> Table:
+def runs_table(title: str, runs: Sequence[TrainingRun], results: Sequence[Mapping[str, Any]]) -> Table:
     """One line per run."""
     table = Table("run", title=title)
     for name in ("measured s", "predicted s", "error", "memory GiB", "TFLOP/s"):

@@ -31,7 +31,7 @@ from paddle_rbt_plugin.errors import (
     UnsupportedProgram,
 )
 from paddle_rbt_plugin.handover.checkpoint import load_checkpoint, save_checkpoint
-from paddle_rbt_plugin.handover.engine.hooks import engine_plan, install
+from paddle_rbt_plugin.handover.engine.hooks import engine_plan, install_hooks
 from paddle_rbt_plugin.handover.legacy.ops import legacy_static_ops
 from paddle_rbt_plugin.handover.shared.replicas import check_replicas
 from paddle_rbt_plugin.pattern import Pattern
@@ -39,7 +39,7 @@ from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import hookimpl, hookspec, parse_cluster
 from paddle_rbt_plugin.tuner import TunerWarning, tune
 
-install()
+install_hooks()
 
 __all__ = [
     "Cluster",

@@ -15,7 +15,7 @@ from waiting import until
 from paddle_rbt_plugin.cli.main import cli
 from paddle_rbt_plugin.cluster.catalogue import device_names
 from paddle_rbt_plugin.plan.plan import Plan
-from paddle_rbt_plugin.runs import Run
+from paddle_rbt_plugin.runs import TrainingRun
 from paddle_rbt_plugin.search import SearchSpace
 
 MODEL = "arch: gpt\nlayers: 2\nhidden: 64\nffn: 256\nheads: 4\nvocab: 128\nseq: 32\n"
@@ -60,7 +60,7 @@ def test_the_help_of_plan_names_every_device_level_and_dimension():
 
 
 def test_the_help_of_estimate_names_every_column():
-    columns = {f.name for f in dataclasses.fields(Run)}
+    columns = {f.name for f in dataclasses.fields(TrainingRun)}
     words = set(re.findall(r"\w+", run("estimate", "--help").stdout))
     assert {c for c in columns if not c.startswith("measured")} <= words
 

@@ -77,7 +77,7 @@ def test_an_eager_custom_op_reads_the_plugins_once(library: Path, named: None, m
     read = []
     monkeypatch.setattr(ops, "load_plugins", lambda: read.append(1) or load_plugins())
     mesh = dist.ProcessMesh([0], dim_names=["mp"])
-    ops.install(mesh)
+    ops.shard_ops(mesh)
     x = dist.shard_tensor(paddle.ones([2, 4]), mesh, [dist.Shard(0)])
     for _ in range(3):
         (y,) = paddle._C_ops._run_custom_op("acme_silu", x, 1.0)

@@ -123,7 +123,7 @@ def test_the_ops_of_paddle_still_get_them_wrong(tmp_path: Path) -> None:
 
 def test_tensors_that_no_plan_has_sharded_stay_with_the_ops_of_paddle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dygraph_ops, "_meshes", [])
-    dygraph_ops.install(dist.ProcessMesh([0], dim_names=["mp"]))
+    dygraph_ops.shard_ops(dist.ProcessMesh([0], dim_names=["mp"]))
     x, layer, table = paddle.randn([4, 8]), paddle.nn.Linear(8, 3), paddle.nn.Embedding(5, 8)
     assert layer(x).numpy() == pytest.approx((x @ layer.weight + layer.bias).numpy(), abs=1e-6)
     assert table(paddle.to_tensor([1, 4])).numpy() == pytest.approx(table.weight.numpy()[[1, 4]])

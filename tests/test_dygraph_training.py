@@ -31,7 +31,7 @@ SOME = "Momentum, stage 1;Momentum, stage 0;Lamb, stage 0;stage 2;clip;clip, sta
 )
 def test_weights_states_and_losses_are_the_serial_ones_and_states_are_divided(degrees, processes, cases, tmp_path) -> None:
     found = launch("dygraph_training.py", processes, tmp_path / "out.json", degrees, cases, timeout=600)
-    assert len(found) == (34 if cases == "all" else 9)
+    assert len(found) == (35 if cases == "all" else 9)
     for name, seen in found.items():
         half = name == "master weights"  # a rounding of bfloat16 more or less
         assert seen["losses"] < (1e-3 if half else 5e-6), name
@@ -157,7 +157,7 @@ def test_a_stage_that_dygraph_does_not_run_is_refused(space: dict[str, Any], mes
 
 def test_an_optimizer_of_plain_parameters_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dygraph_optimizer, "_meshes", [])
-    dygraph_optimizer.install(dist.ProcessMesh([0], dim_names=["dp"]), [], 1)
+    dygraph_optimizer.adopt_optimizers(dist.ProcessMesh([0], dim_names=["dp"]), [], 1)
     layer = nn.Linear(4, 4)
     optimizer = paddle.optimizer.Momentum(parameters=layer.parameters())
     with warnings.catch_warnings():

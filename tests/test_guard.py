@@ -40,5 +40,5 @@ def test_in_mixed_precision_shapes_are_compared() -> None:
 
 def test_the_guard_is_a_setting() -> None:
     assert Settings().verify
-    with pytest.raises(rbt.TunerError, match="verify is True or False"):
+    with pytest.raises(rbt.TunerError, match="verify must be True or False"):
         Settings(verify="no")  # type: ignore[arg-type]

@@ -83,7 +83,11 @@ def test_an_unknown_device_is_answered_with_the_names_of_plugins_too(install):
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ('"48 GiB"', '"lots"', "ClusterError: device 'ACME-X9': ACME-X9.memory: 'lots' is not a quantity"),
+        (
+            '"48 GiB"',
+            '"lots"',
+            "ClusterError: device 'ACME-X9': ACME-X9.memory must be bytes above 0",
+        ),
         ('"memory": "48 GiB",', "", "ClusterError: device 'ACME-X9': ACME-X9: memory is missing"),
         ('"detect": "Acme X9"', '"detect": "("', "expected a regular expression"),
         ('"detect"', '"detekt"', "unknown key 'detekt'"),

@@ -25,7 +25,7 @@ CLUSTER = "1x2:A100-80G"
         ({"global_batch": "8"}, "global_batch is a number of samples"),
         ({"global_batch": -8}, "global_batch is a number of samples"),
         ({"precision": "fp8"}, "precision is fp32, fp16 or bf16, not 'fp8'"),
-        ({"levle": "o1"}, "did you mean 'level'"),
+        ({"levle": "o1"}, "did you mean level"),
     ],
 )
 def test_a_wrong_attribute_of_the_pass_is_a_clear_error(attrs: dict, message: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from ..errors import ClusterError
 from .fields import Fields
 
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
+RATED_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 """Number formats for which a device may state a rate."""
 
 Level = Literal["intra", "inter"]
@@ -124,7 +124,7 @@ class MachineGroup:
     def from_dict(cls, data: object, source: str = "machine group", path: str = "") -> MachineGroup:
         """Reads what ``to_dict`` writes, also with units. Raises ClusterError that names ``source``, ``path`` and key."""
         fields = Fields.of(data, source, path, (*GROUP_KEYS, *OPTIONAL_KEYS))
-        rates = fields.section("tflops", PRECISIONS)
+        rates = fields.section("tflops", RATED_PRECISIONS)
         if not rates.data:
             raise rates.error("", "at least one rate is needed, e.g. {bf16: 312}")
         intra = fields.section("intra_link", ("bandwidth", "latency"))
@@ -134,7 +134,7 @@ class MachineGroup:
             devices_per_machine=fields.count("devices_per_machine"),
             device=Device(
                 name=fields.text("device"),
-                tflops=tuple((p, rates.positive(p)) for p in PRECISIONS if p in rates.data),
+                tflops=tuple((p, rates.positive(p)) for p in RATED_PRECISIONS if p in rates.data),
                 memory=fields.memory("memory"),
                 memory_bandwidth=fields.bandwidth("memory_bandwidth"),
                 software=_read_software(fields),

@@ -27,7 +27,7 @@ _HINTS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Run:
+class LayerRun:
     """Layers, first and last, that a pipeline stage runs one after the other in the same way."""
 
     layers: tuple[int, int]
@@ -45,7 +45,7 @@ class PipelineStage:
     """What a pipeline stage runs, and where."""
 
     number: int
-    runs: tuple[Run, ...]
+    runs: tuple[LayerRun, ...]
     devices: tuple[int, ...]
     device: str
 
@@ -65,7 +65,7 @@ def pipeline_stages(plan: Plan) -> list[PipelineStage]:
     return [
         PipelineStage(
             number,
-            tuple(Run(e.layers, dict(zip(e.axes, e.mesh, strict=True)), e.recompute) for e in found),
+            tuple(LayerRun(e.layers, dict(zip(e.axes, e.mesh, strict=True)), e.recompute) for e in found),
             tuple(sorted(found[0].devices)),
             cluster.device_of(found[0].devices[0]).name,
         )
@@ -133,11 +133,11 @@ def _shape(stage: PipelineStage) -> tuple[object, ...]:
     return runs, stage.device, stage.devices[0] - stage.number * len(stage.devices)
 
 
-def _spell_run(run: Run, meshes_differ: bool) -> str:
+def _spell_run(run: LayerRun, meshes_differ: bool) -> str:
     return _spell_range(*run.layers) + _how(run, meshes_differ)
 
 
-def _how(run: Run, meshes_differ: bool) -> str:
+def _how(run: LayerRun, meshes_differ: bool) -> str:
     mesh = " x ".join(f"{axis} {n}" for axis, n in run.mesh.items()) if meshes_differ else ""
     recompute = "" if run.recompute is None else f"{run.recompute} recomputation".replace("none", "no")
     how = ", ".join(filter(None, (mesh, recompute)))

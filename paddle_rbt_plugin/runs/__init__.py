@@ -2,6 +2,6 @@
 
 from paddle_rbt_plugin.runs.predict import Predictor, estimate_runs
 from paddle_rbt_plugin.runs.score import Score, score_runs
-from paddle_rbt_plugin.runs.table import Run, read_runs
+from paddle_rbt_plugin.runs.table import TrainingRun, read_runs
 
-__all__ = ["Predictor", "Run", "Score", "estimate_runs", "read_runs", "score_runs"]
+__all__ = ["Predictor", "Score", "TrainingRun", "estimate_runs", "read_runs", "score_runs"]

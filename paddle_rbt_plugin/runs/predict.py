@@ -21,7 +21,7 @@ from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.handover.pir.configs import config_graph
 from paddle_rbt_plugin.models import Config, GPTConfig, LlamaConfig
 from paddle_rbt_plugin.plugins import load_plugins, parse_cluster
-from paddle_rbt_plugin.runs.table import Run, read_runs
+from paddle_rbt_plugin.runs.table import TrainingRun, read_runs
 from paddle_rbt_plugin.search import Analysis, analyse
 
 GPT_DROPOUT = 0.1
@@ -60,7 +60,7 @@ class Predictor:
         self._patterns = load_plugins().patterns
         self._analyses: dict[tuple[Config, int], Analysis] = {}
 
-    def predict(self, run: Run) -> Estimate:
+    def predict(self, run: TrainingRun) -> Estimate:
         """The estimate of a run. Raises TunerError where the model cannot be sharded so."""
         cluster = run_cluster(run)
         mesh = stage_meshes(cluster, run.pp, run.dp * run.cp, run.tp)[0]
@@ -86,14 +86,14 @@ class Predictor:
         return self._analyses[config, batch]
 
 
-def run_cluster(run: Run) -> Cluster:
+def run_cluster(run: TrainingRun) -> Cluster:
     """The machines of a run. Raises ClusterError for an unknown device."""
     per_machine = min(run.gpus, run.gpus_per_node)
     cluster = parse_cluster(f"{run.gpus // per_machine}x{per_machine}:{run.gpu}")
     return cluster if run.inter_node_GBps is None else cluster.with_network(run.inter_node_GBps * 1e9)
 
 
-def run_config(run: Run) -> Config:
+def run_config(run: TrainingRun) -> Config:
     """The model of a run."""
     multiple = VOCABULARY_MULTIPLE * run.tp
     shape: dict[str, Any] = {name: getattr(run, name) for name in ("layers", "hidden", "ffn", "heads", "seq")}
@@ -103,7 +103,7 @@ def run_config(run: Run) -> Config:
     return GPTConfig(**shape, dropout=GPT_DROPOUT)
 
 
-def run_candidate(run: Run) -> Candidate:
+def run_candidate(run: TrainingRun) -> Candidate:
     """The strategy of a run."""
     return Candidate(
         pp=run.pp,
@@ -119,7 +119,7 @@ def run_candidate(run: Run) -> Candidate:
     )
 
 
-def run_training(run: Run) -> Training:
+def run_training(run: TrainingRun) -> Training:
     """How such a run is usually trained."""
     return Training(
         global_batch=run.gbs,
@@ -133,7 +133,7 @@ def run_training(run: Run) -> Training:
     )
 
 
-def _result(run: Run, estimate: Estimate) -> dict[str, Any]:
+def _result(run: TrainingRun, estimate: Estimate) -> dict[str, Any]:
     return {
         "id": run.id,
         "step_time_s": estimate.step_time_s,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from paddle_rbt_plugin.runs.table import Run
+from paddle_rbt_plugin.runs.table import TrainingRun
 
 SMALLEST_GROUP = 4
 """Runs that a group needs to be ranked."""
@@ -35,7 +35,7 @@ class Score:
     """Predicted over measured peak memory, minus 1, of each run whose memory was measured."""
 
 
-def score_runs(runs: Sequence[Run], results: Sequence[Mapping[str, Any]]) -> Score:
+def score_runs(runs: Sequence[TrainingRun], results: Sequence[Mapping[str, Any]]) -> Score:
     """Scores the results of ``estimate_runs`` for the runs of the same table that have a measured step time."""
     errors, groups = [], dict[tuple[object, ...], list[tuple[float, float]]]()
     for run, result in zip(runs, results, strict=True):

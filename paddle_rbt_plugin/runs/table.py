@@ -36,7 +36,7 @@ _MEASURE = Kind("a number above 0", Annotated[float, Field(gt=0, allow_inf_nan=F
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """One run of a table, checked and complete."""
 
     id: str
@@ -76,7 +76,7 @@ class Run:
         return self.gbs // self.dp // self.mbs
 
 
-def read_runs(path: str | Path) -> tuple[Run, ...]:
+def read_runs(path: str | Path) -> tuple[TrainingRun, ...]:
     """The runs of a CSV file, in its order.
 
     Raises TunerError that names the file, the row and the column, and says what would be right."""
@@ -106,7 +106,7 @@ class _Row:
         self.cells = cells
         self.id = str(cells.get("id") or "").strip() or str(number)
 
-    def run(self) -> Run:
+    def run(self) -> TrainingRun:
         number, gpus = self._count, self._count("gpus")
         hidden, heads = number("hidden"), number("heads")
         tp, pp, cp = number("tp"), number("pp"), number("cp")
@@ -122,15 +122,15 @@ class _Row:
             "measured_peak_memory_MB": self._measure("measured_peak_memory_MB"),
         }
         reader: Callable[[str], Any]
-        for field in fields(Run):
+        for field in fields(TrainingRun):
             if field.name not in given:
                 reader = self._choice if field.name in CHOICES else self._count
                 given[field.name] = reader(field.name)
-        run = Run(**given)
+        run = TrainingRun(**given)
         self._check(run)
         return run
 
-    def _check(self, run: Run) -> None:
+    def _check(self, run: TrainingRun) -> None:
         if run.tp * run.pp * run.dp * run.cp != run.gpus:
             product = f"{run.tp} x {run.pp} x {run.dp} x {run.cp} = {run.tp * run.pp * run.dp * run.cp}"
             raise self._error("gpus", f"tp x pp x dp x cp must be the {run.gpus} devices, but is {product}")

@@ -57,6 +57,22 @@ class Network(nn.Layer):
         return nn.functional.cross_entropy(self.head(self.norm(x)), labels)
 
 
+class Normalized(Network):
+    """The weight of the head is normalized, and that of a spectral norm, when they are read: weights made of parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle = nn.utils.spectral_norm(nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, ids, labels):
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x, _ = block(x, parts={"n": 3})
+        x = self.norm(self.middle(x))
+        logits = nn.functional.linear(x, nn.functional.normalize(self.head.weight, axis=0), self.head.bias)
+        return nn.functional.cross_entropy(logits, labels)
+
+
 class Halved(nn.Layer):
     """Weights in bfloat16, for which CPUs lack most kernels, so they are read in float32."""
 
@@ -126,6 +142,7 @@ CASES = {
     "accumulation": Case(of("AdamW", grad_clip=CLIP), {"sharding_stage": 1}, accumulate=2),
     "accumulation, stage 2": Case(of("AdamW", grad_clip=CLIP), {"sharding_stage": 2}, accumulate=2),
     "master weights": Case(of("Momentum", 0.5, multi_precision=True), {"sharding_stage": 1}, network=Halved),
+    "weights made of weights": Case(of("Momentum"), {"sharding_stage": 0}, network=Normalized),
     "several tensors at once": Case(of("Momentum", use_multi_tensor=True), {"sharding_stage": 1}),
     "recomputation": Case(of("AdamW"), {"sharding_stage": 0, "recompute": "full"}),
     "recomputation, stage 2": Case(of("AdamW", grad_clip=CLIP), {"sharding_stage": 2, "recompute": "full"}, accumulate=2),

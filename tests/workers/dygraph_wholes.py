@@ -19,7 +19,7 @@ import paddle
 import paddle.distributed as dist
 from paddle.nn import functional as F
 
-from paddle_rbt_plugin.handover.dygraph.ops import install
+from paddle_rbt_plugin.handover.dygraph.ops import shard_ops
 
 OPS: dict[str, tuple[Callable[[Any], Any], int]] = {
     "norm of all": (lambda x: x.norm(), 0),
@@ -58,7 +58,7 @@ def main(forms: str, out: str) -> None:
     dist.init_parallel_env()
     mesh = dist.ProcessMesh([0, 1], dim_names=["mp"])
     if forms == "plan":
-        install(mesh)
+        shard_ops(mesh)
     operand = paddle.to_tensor(np.random.default_rng(0).standard_normal([4, 8, 6]).astype("float32"))
     found: dict[str, float | None] = {}
     for name, (op, dim) in OPS.items():

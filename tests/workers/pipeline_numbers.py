@@ -32,7 +32,7 @@ BEGINNING = {"moment": 0.0, "velocity": 0.0, "beta1_pow": 0.9, "beta2_pow": 0.99
 
 
 @dataclass
-class Run:
+class JobRun:
     """Ops of one job of a rank that run together."""
 
     job: Any
@@ -52,7 +52,7 @@ class Ranks:
         """Arrays by rank, name and, where they are of one, micro batch."""
         self.made: dict[tuple[int, str, int], dict[int, Any]] = {}
         """Arrays that a job of a rank has made, by their values' ids; a string is the name of one that all jobs see."""
-        self.waiting: dict[int, Run] = {}
+        self.waiting: dict[int, JobRun] = {}
         self.programs: dict[Any, Any] = {}
         self.executor = paddle.static.Executor(paddle.CPUPlace())
 
@@ -61,7 +61,7 @@ class Ranks:
         run = self.waiting.get(rank)
         if run is None or run.job is not job:
             self.flush(rank)
-            run = self.waiting[rank] = Run(job)
+            run = self.waiting[rank] = JobRun(job)
         kind, made = KINDS.get(op.name()), self._made(rank, job)
         if kind == "send":
             self.flush(rank)

@@ -96,7 +96,7 @@ class Drawing(nn.Layer):
 def dygraph_draws(placement: Placement, runs: int = 2) -> list[dict[str, Any]]:
     """By run and op what this rank draws in dygraph."""
     model = Drawing()
-    dygraph_random.install(model, MESH)
+    dygraph_random.draw_by_shard(model, MESH)
     x = dist.shard_tensor(paddle.to_tensor(probabilities()), paddle_mesh(MESH), paddle_placements(placement, 1))
     found = []
     for run in range(runs):

@@ -15,7 +15,7 @@ import paddle
 import paddle.distributed as dist
 from paddle.nn import functional as F
 
-from paddle_rbt_plugin.handover.dygraph.ops import install
+from paddle_rbt_plugin.handover.dygraph.ops import shard_ops
 
 LOSSES = {
     "mean": {},
@@ -44,7 +44,7 @@ def main(out: str) -> None:
     paddle.set_device("cpu")
     dist.init_parallel_env()
     mesh = dist.ProcessMesh([0, 1], dim_names=["mp"])
-    install(mesh)
+    shard_ops(mesh)
     random = np.random.default_rng(0)
     logits, labels = random.standard_normal([6, 8]), paddle.to_tensor([0, 3, 7, 4, 3, 2])
     whole_labels = dist.shard_tensor(labels, mesh, [dist.Replicate()])

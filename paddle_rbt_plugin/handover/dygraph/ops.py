@@ -59,7 +59,7 @@ _names: list[Mapping[str, CanonicalName]] = []
 plan of a model with a custom op that no plugin names is not made."""
 
 
-def install(mesh: Any) -> None:
+def shard_ops(mesh: Any) -> None:
     """Makes the ops of this process take their sharded forms on a mesh of Paddle, from now on."""
     ops_take_sharded_forms.install()
     _names.clear()

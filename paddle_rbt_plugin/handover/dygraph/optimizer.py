@@ -33,7 +33,7 @@ _STAGE = "_rbt_zero_stage"
 _meshes: list[Any] = []
 
 
-def install(mesh: Any, parameters: Iterable[Any], stage: int) -> None:
+def adopt_optimizers(mesh: Any, parameters: Iterable[Any], stage: int) -> None:
     """Lets every optimizer of this process keep the states of parameters on ``mesh`` as they lie, and, until it was given to
     ``shard_optimizer``, warn that it does not divide those of ``parameters``, for which a plan has that ZeRO stage."""
     optimizers_adopted.install()

@@ -36,7 +36,7 @@ _shards: dict[tuple[Any, ...], str] = {}
 """Which shard of its result an op makes on this rank, by its name and by where its operands lie."""
 
 
-def install(model: Any, mesh: ProcessMesh) -> None:
+def draw_by_shard(model: Any, mesh: ProcessMesh) -> None:
     """Lets a sharded model, and random ops on tensors that are distributed on ``mesh``, draw from streams that are alike on all
     ranks from now on."""
     random_ops_draw_by_shard.install()

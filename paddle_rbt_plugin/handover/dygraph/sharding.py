@@ -12,7 +12,7 @@ from paddle_rbt_plugin.cluster import Cluster, check_job
 from paddle_rbt_plugin.errors import PlanError, TunerError
 from paddle_rbt_plugin.handover.dygraph import optimizer as dygraph_optimizer
 from paddle_rbt_plugin.handover.dygraph import random as dygraph_random
-from paddle_rbt_plugin.handover.dygraph.ops import install
+from paddle_rbt_plugin.handover.dygraph.ops import shard_ops
 from paddle_rbt_plugin.handover.dygraph.recompute import recompute_layers
 from paddle_rbt_plugin.handover.shared.conversion import paddle_mesh, paddle_placements
 from paddle_rbt_plugin.handover.shared.copies import share_all
@@ -42,10 +42,10 @@ def shard_layer(plan: Plan, model: Any) -> Any:
                 placement = planned[f"{path}.{name}" if path else name].placement
                 done[id(param)] = dist.shard_tensor(param, mesh, paddle_placements(placement, len(mesh.shape)))
             layer._parameters[name] = done[id(param)]
-    install(mesh)
-    dygraph_optimizer.install(mesh, done.values(), plan.sharding_stage)
+    shard_ops(mesh)
+    dygraph_optimizer.adopt_optimizers(mesh, done.values(), plan.sharding_stage)
     recompute_layers(plan, model)
-    dygraph_random.install(model, plan.stages[0].process_mesh)
+    dygraph_random.draw_by_shard(model, plan.stages[0].process_mesh)
     return model
 
 

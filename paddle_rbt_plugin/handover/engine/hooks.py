@@ -47,11 +47,11 @@ from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.tuner import TunerWarning
 
 
-def install() -> None:
+def install_hooks() -> None:
     """Makes the changes that stay: the fields of ``strategy.tuning`` and the hooks into engines. Doing it again changes
     nothing."""
     tuning_has_fields.install()
-    legacy.install()
+    legacy.install_hooks()
     forward_loss.engine_finds_forward_loss.install()
     forward_loss.dist_model_finds_forward_loss.install()
     patches.distributed_strategies_have_tuning.install()

@@ -45,7 +45,7 @@ _GPU_ONLY = {
 """Communication whose CPU kernel only raises, what it is for, and how to plan without it."""
 
 
-def install() -> None:
+def install_hooks() -> None:
     """Makes the changes that stay. Doing it again changes nothing."""
     patches.engine_starts_without_cuda.install()
     if not engine_tunes_legacy_programs.is_made:
