@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,3 +95,26 @@ def test_micro_batches_in_flight_are_those_of_the_order(schedule: str, p: int, g
             held += -1 if is_backward else 1
             most = max(most, held)
         assert in_flight(schedule, stage, p, m, chunks) == most / chunks  # type: ignore[arg-type]
+
+
+@given(st.lists(st.tuples(SECONDS, SECONDS), min_size=2, max_size=4), st.integers(1, 3), st.integers(1, 3))
+def test_a_pass_starts_when_its_stage_is_free_and_the_pass_that_it_needs_has_ended(
+    times: list[tuple[float, float]], groups: int, v: int
+) -> None:
+    p, m = len(times), groups * len(times)
+    schedule = "VPP" if v > 1 else "1F1B"
+    forward, backward = (tuple(tuple(t[side] * (c + 1) for c in range(v)) for t in times) for side in (0, 1))
+    orders = [stage_order(schedule, s, p, m, v) for s in range(p)]  # type: ignore[arg-type]
+
+    @cache
+    def end(s: int, at: int) -> float:
+        i, c, back = orders[s][at]
+        here = c * p + s
+        needed = (i, here + 1, True) if back and here < v * p - 1 else (i, here, False) if back else (i, here - 1, False)
+        starts = [end(s, at - 1)] if at else [0.0]
+        if needed[1] >= 0:
+            stage, chunk = needed[1] % p, needed[1] // p
+            starts.append(end(stage, orders[stage].index((i, chunk, needed[2]))))
+        return max(starts) + (backward if back else forward)[s][c]
+
+    assert _simulate(schedule, forward, backward, m) == max(end(s, 2 * m * v - 1) for s in range(p))  # type: ignore[arg-type]
