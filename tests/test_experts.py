@@ -17,11 +17,12 @@ from zoo.parts import HIDDEN, GatedFeedForward, linear
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.cluster import ProcessMesh, parse_cluster
 from paddle_rbt_plugin.cost.candidate import Training
+from paddle_rbt_plugin.cost.model import CostModelAdapter, PluginCostModel
 from paddle_rbt_plugin.handover.pir.replay import annotate
 from paddle_rbt_plugin.handover.pir.structure import compare, handed_over, partition, predicted
 from paddle_rbt_plugin.handover.pir.trace import trace_layer
 from paddle_rbt_plugin.plugins import load_plugins
-from paddle_rbt_plugin.search import Analysis, Search, SearchSpace, analyse, candidates
+from paddle_rbt_plugin.search import Analysis, Search, SearchSpace, analyse, candidates, run_level
 
 MIXTURES = pytest.mark.parametrize("name", ["Mixtral", "GShard"])
 GATHERS_BEFORE = pytest.mark.skipif(
@@ -134,6 +135,24 @@ def test_the_handed_over_program_communicates_as_predicted(name, mesh):
     program = trace.program.clone()
     annotate(program, mesh, {t.name: found.placement(t, mesh) for t in trace.graph.tensors if t.kind != "var"})
     assert not compare(predicted(found.graph, found.complete(mesh)), handed_over(partition(program), mesh))
+
+
+class AgainstExperts(rbt.CostModel):
+    """Predicts divided experts to take a hundred times as long."""
+
+    name = "against_experts"
+
+    def estimate(self, case):
+        return rbt.Prediction(case.analytic.step_time_s * (100 if case.candidate.ep > 1 else 1))
+
+
+def test_a_cost_model_without_bounds_compares_whole_and_divided_experts_of_the_same_degrees(monkeypatch):
+    found, cluster, training = analysis("Mixtral"), parse_cluster("1x4:A100-80G"), Training(8)
+    judge = CostModelAdapter(PluginCostModel(AgainstExperts), found.graph, cluster, training)
+    search = Search(found, cluster, training, SearchSpace.parse({"sharding_stage": 0}), judge=judge)
+    monkeypatch.setattr("paddle_rbt_plugin.search.o1.KEPT", 1)
+    shown = [(e.candidate.dp, e.candidate.ep) for e in run_level(search, "o1").feasible]
+    assert shown[0][1] == 1 and {(4, 1), (4, 4)} <= set(shown)
 
 
 @pytest.mark.parametrize("cluster", ["1x4:A100-80G", "2x4:V100-32G"])
