@@ -142,7 +142,7 @@ CASES = {
     "accumulation": Case(of("AdamW", grad_clip=CLIP), {"sharding_stage": 1}, accumulate=2),
     "accumulation, stage 2": Case(of("AdamW", grad_clip=CLIP), {"sharding_stage": 2}, accumulate=2),
     "master weights": Case(of("Momentum", 0.5, multi_precision=True), {"sharding_stage": 1}, network=Halved),
-    "weights made of weights": Case(of("Momentum"), {"sharding_stage": 0}, network=Normalized),
+    "weights made of weights, stage 0": Case(of("Momentum"), {"sharding_stage": 0}, network=Normalized),
     "several tensors at once": Case(of("Momentum", use_multi_tensor=True), {"sharding_stage": 1}),
     "recomputation": Case(of("AdamW"), {"sharding_stage": 0, "recompute": "full"}),
     "recomputation, stage 2": Case(of("AdamW", grad_clip=CLIP), {"sharding_stage": 2, "recompute": "full"}, accumulate=2),
