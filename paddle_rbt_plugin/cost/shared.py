@@ -111,30 +111,20 @@ class SharedCosts:
         """What the stages send each other; ``chunk_layers`` as in ``routes``. ``of_layer`` holds the completion of each layer
         where they differ."""
         if of_layer is not None:
-            return self._routes(completion, candidate, chunk_layers, of_layer).sends(
-                self._sent_bytes(completion, candidate, of_layer), partial(self._sending, completion, candidate, of_layer)
-            )
-        mesh, strategy = completion.mesh, (candidate.pp, candidate.micro_batch, candidate.sequence_parallel)
-        key = (id(completion.crossings), mesh.axes, mesh.shape, chunk_layers, *strategy)
+            return self._sum_sends(completion, candidate, self._routes(completion, candidate, chunk_layers, of_layer), of_layer)
+        same = (completion,) * completion.layers.count
+        mesh, strategy = completion.mesh, (candidate.pp, candidate.sequence_parallel)
+        cut: tuple[object, ...] = (id(completion.crossings), mesh.axes, mesh.shape, chunk_layers, *strategy)
+        key = (*cut, candidate.micro_batch)
         if key not in self._sends:
-            same = (completion,) * completion.layers.count
-            route_key = (
-                id(completion.crossings),
-                mesh.axes,
-                mesh.shape,
-                chunk_layers,
-                candidate.pp,
-                candidate.sequence_parallel,
-            )
-            if route_key not in self._known_routes:
-                self._known_routes[route_key] = self._routes(completion, candidate, chunk_layers, same)
-            self._sends[key] = (
-                completion,
-                self._known_routes[route_key].sends(
-                    self._sent_bytes(completion, candidate, same), partial(self._sending, completion, candidate, same)
-                ),
-            )
+            if cut not in self._known_routes:
+                self._known_routes[cut] = self._routes(completion, candidate, chunk_layers, same)
+            self._sends[key] = completion, self._sum_sends(completion, candidate, self._known_routes[cut], same)
         return self._sends[key][1]
+
+    def _sum_sends(self, completion: Completion, candidate: Candidate, found: Routes, of_layer: Sequence[Completion]) -> Sends:
+        nbytes = self._sent_bytes(completion, candidate, of_layer)
+        return found.sends(nbytes, partial(self._sending, completion, candidate, of_layer))
 
     def _sent_bytes(self, completion: Completion, candidate: Candidate, of_layer: Sequence[Completion]) -> np.ndarray:
         """Bytes on one rank of each crossing as the completion of its layer has it."""
