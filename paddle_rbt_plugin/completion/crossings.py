@@ -7,7 +7,6 @@ from typing import Literal
 
 from paddle_rbt_plugin.completion.work import Crossing, Value
 from paddle_rbt_plugin.graph import Graph
-from paddle_rbt_plugin.graph.constants import constant_ops
 from paddle_rbt_plugin.layers.layers import Layers, Segment
 
 RemoteReads = tuple[tuple[int, int, int, int], ...]
@@ -47,7 +46,7 @@ def reads_apart(graph: Graph, layers: Layers, stages: Sequence[int]) -> RemoteRe
 
 def _shared_values(graph: Graph, layers: Layers) -> dict[int, int]:
     """The values that several other layers read and that are sent to them, each with the layer that makes it."""
-    constant, layer_of = constant_ops(graph), layers.layer_of()
+    constant, layer_of = graph.constant_ops, layers.layer_of()
     shared = {}
     for op in graph:
         for t in op.results if op.index not in constant else ():
@@ -69,7 +68,7 @@ def crossings(
     """What layers read of others: the values that their segments make, and parameters and data where several read them.
 
     ``externals`` holds what each segment reads, see ``externals_of``, ``returning`` which layers give a tensor a gradient."""
-    constant = constant_ops(graph)
+    constant = graph.constant_ops
     readers: dict[int, dict[int, None]] = {}
     for segment, read in zip(layers.segments, externals, strict=True):
         for t in read:

@@ -156,7 +156,9 @@ class Graph:
 
     @cached_property
     def constant_ops(self) -> frozenset[int]:
-        """Positions of the ops that compute constants (``graph.constants``)."""
+        """Positions of the ops that compute constants: they depend on no input, no parameter and no random number.
+
+        Masks, rotary tables and position ids are mostly made by such ops. A pipeline stage that reads them computes them."""
         constant: set[int] = set()
         for op in self.ops:
             producers = [self._producers.get(t, -1) for t in op.operands]

@@ -3,7 +3,7 @@
 The program is rebuilt op by op as in ``replay``. An op runs on the stage of its layer, and what it reads comes there in one of
 four ways:
 
-- A constant (``graph.constants``: masks, rotary tables) is computed on every stage that reads it.
+- A constant (``Graph.constant_ops``: masks, rotary tables) is computed on every stage that reads it.
 - An input is fed to every stage that reads it.
 - A parameter lies on every stage that reads it. ``shared_weights`` sums the gradients of its copies once per step.
 - Any other value goes from stage to stage by ``paddle._C_ops.reshard``, with the placement it has, until it has reached all who
@@ -30,7 +30,6 @@ from paddle_rbt_plugin.completion.oracle import placement_of, producer_of, set_p
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph import Graph, read_program
-from paddle_rbt_plugin.graph.constants import constant_ops
 from paddle_rbt_plugin.graph.pir import CONTAINER_OPS, SINK_OPS
 from paddle_rbt_plugin.handover.pir.chunks import mark
 from paddle_rbt_plugin.handover.pir.patches import chunks_as_marked, receives_awaited
@@ -130,7 +129,7 @@ class _StagedAnnotation(Annotation):
             t.name: min((self.chunks[op.source] for op in graph.consumers(t.index)), default=0)
             for t in (*graph.params, *graph.data)
         }
-        self.constants = self._shared_constants({graph.ops[i].source for i in constant_ops(graph)})
+        self.constants = self._shared_constants({graph.ops[i].source for i in graph.constant_ops})
         self.made_in: dict[int, int] = {}  # the chunk that makes a value or reads it first, by the value's id
         self.copies: dict[tuple[int, int], Any] = {}  # by the value's id and the stage
         self.last_constant = next(op for name, op in self.ops if name in LEAVES)

@@ -39,7 +39,6 @@ from paddle_rbt_plugin.cost.recompute import run_again
 from paddle_rbt_plugin.cost.sizes import Sizes, forward_type
 from paddle_rbt_plugin.cost.transfers import copies, transfers
 from paddle_rbt_plugin.graph import DTYPE_BYTES, Graph
-from paddle_rbt_plugin.graph.constants import constant_ops
 from paddle_rbt_plugin.graph.pir import dtype_name
 from paddle_rbt_plugin.handover.pir.patches import environment_read_anew, exact_partition
 from paddle_rbt_plugin.handover.pir.pipeline import annotate_plan, schedulable
@@ -113,7 +112,7 @@ def predicted(
     ``recompute`` how each layer is recomputed, none where nothing is. States are divided as by ``zero_stage``."""
     mesh, layers = completion.mesh, completion.layers
     stages = stages or (0,) * layers.count
-    constant = constant_ops(graph)
+    constant = graph.constant_ops
     collectives: Counter[tuple[str, str, str, int]] = Counter()
     sizes = Sizes(mesh, 1.0, "fp32")
     flop, parameters, gradients, states = 0.0, 0, 0, 0
