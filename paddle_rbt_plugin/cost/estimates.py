@@ -108,13 +108,13 @@ def estimate(
     """
     costs = costs or CandidateCosts(cluster, training, constants)
     found = costs.one(completion, candidate, stage_layers, layers)
-    stages, micro_batches = found.stages, candidate.accumulate_steps
+    stages, micro_batches = found.pipeline.stages, candidate.accumulate_steps
     simulated = makespan(candidate.schedule, _by_stage(stages.forward), _by_stage(stages.backward), micro_batches)
-    pipeline = max(simulated, float(found.least_pipeline_seconds[0]))
+    pipeline = max(simulated, float(found.pipeline.least_seconds[0]))
     closing = int(np.argmax(found.gradient_sync[0] + found.update))
     sync, update = float(found.gradient_sync[0, closing]), float(found.update[closing])
     step = pipeline + float(found.closing_seconds[0])
-    memory = {purpose: np.broadcast_to(nbytes, (1, candidate.pp))[0].tolist() for purpose, nbytes in found.memory.items()}
+    memory = {purpose: np.broadcast_to(nbytes, (1, candidate.pp))[0].tolist() for purpose, nbytes in found.memory().items()}
     peaks = found.peak[0].tolist()
     limits = [m.memory * (1.0 - memory_reserve) for m in stages.machines]
     largest = peaks.index(max(peaks))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -73,51 +72,43 @@ class StageCosts:
     """... x (revived, temporary, message) bytes."""
     parts: tuple[Part, ...]
     exchanges: tuple[Exchange, ...]
+    forward: np.ndarray = field(init=False)
+    """By chunk, seconds of one forward pass with the sending of its result."""
+    backward: np.ndarray = field(init=False)
+    """By chunk, seconds of one backward pass with its recomputation and the sending of its gradient."""
+    backward_alone: np.ndarray = field(init=False)
+    """Seconds of the backward passes through all chunks, without recomputation and sending."""
+    busy: np.ndarray = field(init=False)
+    """Seconds of one micro batch through all chunks, forward and backward."""
+    before: np.ndarray = field(init=False)
+    """Seconds of the first micro batch in the first chunks of all stages before, and of its last gradient there."""
+    device_memory: np.ndarray = field(init=False)
+    """Bytes that the device of each stage has."""
 
     def only(self, index: int) -> StageCosts:
         """Those of one micro batch."""
         arrays = ("seconds", "launches", "regrouping", "send_ahead", "send_back", "kept", "largest")
         return replace(self, **{name: getattr(self, name)[index : index + 1] for name in arrays})
 
-    @cached_property
-    def device_memory(self) -> np.ndarray:
-        """Bytes that the device of each stage has."""
-        return np.array([machine.memory for machine in self.machines], float)
-
-    @cached_property
-    def forward(self) -> np.ndarray:
-        """By chunk, seconds of one forward pass with the sending of its result."""
-        device = self.seconds[..., FORWARD, :].sum(-1) + self.regrouping[..., 0]
-        found: np.ndarray = np.maximum(device, self.launches[..., FORWARD] * self.host_launch_s) + self.send_ahead
-        return found
-
-    @cached_property
-    def backward(self) -> np.ndarray:
-        """By chunk, seconds of one backward pass with its recomputation and the sending of its gradient."""
-        device = self.seconds[..., RECOMPUTE:, :].sum((-1, -2)) + self.regrouping[..., 1]
-        launches = self.launches[..., RECOMPUTE] + self.launches[..., BACKWARD]
-        found: np.ndarray = np.maximum(device, launches * self.host_launch_s) + self.send_back
-        return found
-
-    @cached_property
-    def backward_alone(self) -> np.ndarray:
-        """Seconds of the backward passes through all chunks, without recomputation and sending."""
-        device = self.seconds[..., BACKWARD, :].sum(-1) + self.regrouping[..., 1]
-        found: np.ndarray = np.maximum(device, self.launches[..., BACKWARD] * self.host_launch_s).sum(1)
-        return found
-
-    @cached_property
-    def busy(self) -> np.ndarray:
-        """Seconds of one micro batch through all chunks, forward and backward."""
-        found: np.ndarray = (self.forward + self.backward).sum(1)
-        return found
-
-    @cached_property
-    def before(self) -> np.ndarray:
-        """Seconds of the first micro batch in the first chunks of all stages before, and of its last gradient there."""
-        first = self.forward[:, 0] + self.backward[:, 0]
-        found: np.ndarray = np.cumsum(first, axis=1) - first
-        return found
+    def __post_init__(self) -> None:
+        device = self.seconds.sum(-1)
+        device[..., FORWARD] += self.regrouping[..., 0]
+        device[..., BACKWARD] += self.regrouping[..., 1]
+        host = self.launches * self.host_launch_s
+        ahead = np.maximum(device[..., FORWARD], host[..., FORWARD]) + self.send_ahead
+        both = np.maximum(device[..., RECOMPUTE:].sum(-1), host[..., RECOMPUTE:].sum(-1)) + self.send_back
+        alone = np.maximum(device[..., BACKWARD], host[..., BACKWARD]).sum(1)
+        first = ahead[:, 0] + both[:, 0]
+        derived = {
+            "forward": ahead,
+            "backward": both,
+            "backward_alone": alone,
+            "busy": (ahead + both).sum(1),
+            "before": np.cumsum(first, axis=1) - first,
+            "device_memory": np.array([machine.memory for machine in self.machines], float),
+        }
+        for name, values in derived.items():
+            object.__setattr__(self, name, values)
 
 
 def stage_costs(

@@ -13,8 +13,8 @@ gradient still goes back through those stages. With equal stages and FThenB or 1
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -29,27 +29,30 @@ from paddle_rbt_plugin.cost.update import exposed_seconds, gradient_sync_seconds
 
 
 class StageStates:
-    """The training states of stages, and what it takes once per step to synchronise and update them; the micro batches change
-    nothing of it. Arrays have an entry per stage. Of the candidate only what ZeRO splits counts."""
+    """The training states of stages, and what it takes to synchronise and update them once per step. Of a candidate only its
+    cut and what ZeRO splits counts. Arrays have an entry per stage."""
 
     def __init__(self, costs: StageCosts, candidate: Candidate, table: CostTable):
         self._costs = costs
         self._candidate = candidate
         self._training = table.training
         self._constants = c = table.constants
-        itemsize = gradient_itemsize(self._training)
         states = [state_bytes(p.parameters, p.trained, candidate, self._training, p.mesh.degree("dp")) for p in costs.parts]
         self.memory: Mapping[str, np.ndarray] = {
-            purpose: sum(getattr(s, purpose) for s in states)
+            purpose: sum((getattr(s, purpose) for s in states), np.zeros(costs.cut.stages))
             for purpose in ("parameters", "master_weights", "gradients", "optimizer_states")
         }
         """Bytes by purpose."""
-        reduced = sum(p.trained for p in costs.parts if p.mesh.degree("dp") > 1)
-        self.bucket: np.ndarray = np.minimum(c.bucket_bytes, reduced * itemsize)
-        """Bytes of the buffer that gradients are sent in."""
-        self.update = sum((self._update_seconds(p) for p in costs.parts), np.zeros(costs.cut.stages))
-        self._others = sum((self._reduction_along_mp(p) for p in costs.parts), self._exchange_seconds(table))
-        self._syncs = [self._reduction_along_dp(p) for p in costs.parts]
+        self.bucket, self.update, self._others = np.zeros((3, costs.cut.stages))
+        self._syncs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        if self._training.mode == "train":
+            reduced = sum((p.trained for p in costs.parts if p.mesh.degree("dp") > 1), self.bucket)
+            self.bucket = np.minimum(c.bucket_bytes, reduced * gradient_itemsize(self._training))
+            self.update = sum((self._update_seconds(p) for p in costs.parts), self.update)
+            self._others = sum((self._reduction_along_mp(p) for p in costs.parts), self._exchange_seconds(table))
+            self._syncs = [self._reduction_along_dp(p) for p in costs.parts]
+        self.bytes: np.ndarray = sum(self.memory.values()) + self.bucket
+        """Of the states, and of the buffer that gradients are sent in (``bucket``)."""
 
     def sync_seconds(self, steps: np.ndarray, backward: np.ndarray) -> np.ndarray:
         """Seconds of gradient synchronisation that no backward pass hides, for so many micro batches a step, whose backward
@@ -98,63 +101,47 @@ class StageStates:
         return found
 
 
-class StepCosts:
-    """Steps of candidates that differ in their micro batches only: of ``steps`` micro batches each. Arrays are of candidates x
-    stages."""
+class PipelineCosts:
+    """Micro batches through the pipeline, for candidates that differ in their micro batches only: of ``steps`` of them each.
+    Arrays are of candidates, or of candidates x stages."""
 
-    def __init__(self, stages: StageCosts, states: StageStates, candidate: Candidate, steps: Sequence[int], training: Training):
+    def __init__(self, stages: StageCosts, schedule: Schedule, steps: tuple[int, ...], training: Training):
         self.stages = stages
-        self.states = states
-        self.candidate = candidate
-        self._steps = tuple(steps)
-        self._train = training.mode == "train"
-
-    @cached_property
-    def gradient_sync(self) -> np.ndarray:
-        """Seconds of gradient synchronisation that no backward pass hides."""
-        if not self._train:
-            return np.zeros(self.stages.busy.shape)
-        return self.states.sync_seconds(np.array(self._steps), self.stages.backward_alone)
-
-    @property
-    def update(self) -> np.ndarray:
-        """Seconds of clipping and optimizer, per stage."""
-        return self.states.update if self._train else np.zeros(self.stages.cut.stages)
-
-    @cached_property
-    def closing_seconds(self) -> np.ndarray:
-        """What the slowest stage does once, behind its micro batches, per candidate."""
-        found: np.ndarray = (self.gradient_sync + self.update).max(1)
-        return found
-
-    @cached_property
-    def least_pipeline_seconds(self) -> np.ndarray:
-        """No less do the micro batches take, whatever the order of passes, per candidate."""
-        found: np.ndarray = (self.stages.before + np.array(self._steps)[:, None] * self.stages.busy).max(1)
-        return found
-
-    @property
-    def least_seconds(self) -> np.ndarray:
-        """No less does a step take, per candidate."""
-        return self.least_pipeline_seconds + self.closing_seconds
-
-    @cached_property
-    def memory(self) -> Mapping[str, np.ndarray]:
-        """Bytes by purpose, see ``Estimate.memory``; those of states are per stage."""
-        largest, pp = self.stages.largest, self.stages.cut.stages
-        flying = _in_flight(self.candidate.schedule, pp, self._steps, self.stages.cut.chunks) if self._train else 0.0
-        return {
-            **self.states.memory,
-            "activations": flying * self.stages.kept,
-            "recomputed": largest[..., REVIVED],
-            "temporaries": largest[..., TEMPORARY],
-            "communication": largest[..., MESSAGE] + (self.states.bucket if self._train else 0.0),
+        self.steps = np.array(steps, float)
+        self.least_seconds: np.ndarray = (stages.before + self.steps[:, None] * stages.busy).max(1)
+        """No less do they take, whatever the order of passes, per candidate."""
+        pp, train = stages.cut.stages, training.mode == "train"
+        self.memory: Mapping[str, np.ndarray] = {
+            "activations": (_in_flight(schedule, pp, steps, stages.cut.chunks) if train else 0.0) * stages.kept,
+            "recomputed": stages.largest[..., REVIVED],
+            "temporaries": stages.largest[..., TEMPORARY],
+            "communication": stages.largest[..., MESSAGE],
         }
+        """Bytes by purpose, without buffers for gradients."""
+        self.bytes: np.ndarray = sum(self.memory.values(), np.zeros(1))
 
-    @cached_property
-    def peak(self) -> np.ndarray:
+
+class StepCosts:
+    """Whole steps of the same candidates."""
+
+    def __init__(self, pipeline: PipelineCosts, states: StageStates):
+        self.pipeline = pipeline
+        self.gradient_sync = states.sync_seconds(pipeline.steps, pipeline.stages.backward_alone)
+        """Seconds of gradient synchronisation that no backward pass hides."""
+        self.update = states.update
+        """Seconds of clipping and optimizer, per stage."""
+        self.closing_seconds: np.ndarray = (self.gradient_sync + self.update).max(1)
+        """What the slowest stage does once, behind its micro batches, per candidate."""
+        self.least_seconds: np.ndarray = pipeline.least_seconds + self.closing_seconds
+        """No less does a step take, per candidate."""
+        self.peak: np.ndarray = states.bytes + pipeline.bytes
         """Bytes that the device of each stage needs."""
-        found: np.ndarray = sum(self.memory.values(), np.zeros(1))
+        self._states = states
+
+    def memory(self) -> dict[str, np.ndarray]:
+        """Bytes by purpose, see ``Estimate.memory``; what they are made of adds up to the peak."""
+        found = {**self._states.memory, **self.pipeline.memory}
+        found["communication"] = found["communication"] + self._states.bucket
         return found
 
 

@@ -39,7 +39,7 @@ class FamilyBounds:
         self.family = family
         self.seconds = costs.least_seconds
         self._costs = costs
-        self._limit = costs.stages.device_memory * (1.0 - memory_reserve)
+        self._limit = costs.pipeline.stages.device_memory * (1.0 - memory_reserve)
         missing = costs.peak - self._limit
         self._tightest = missing.argmax(1)
         self.missing_bytes = missing[np.arange(len(missing)), self._tightest]
@@ -51,7 +51,7 @@ class FamilyBounds:
             float(self.seconds[index]),
             float(self._costs.peak[index, stage]),
             float(self._limit[stage]),
-            self._costs.stages.machines[stage].name,
+            self._costs.pipeline.stages.machines[stage].name,
         )
 
     def fitting(self, members: np.ndarray) -> Fitting:

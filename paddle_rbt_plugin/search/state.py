@@ -61,6 +61,8 @@ class Search:
         self.progress = Reporter(progress)
         self.deadline = Deadline(time_limit)
         self.costs = CandidateCosts(cluster, training)
+        self._layers = analysis.layers.count
+        self._completions: dict[tuple[object, ...], Completion] = {}
 
     def on(self, cluster: Cluster) -> Search:
         """The same search on another cluster, under the same deadline."""
@@ -88,11 +90,13 @@ class Search:
 
     def completion(self, candidate: Candidate) -> Completion:
         """The completion of a stage's mesh."""
-        pp, chunks = candidate.pp, candidate.vpp
-        mesh = stage_meshes(self.cluster, pp, candidate.dp, candidate.mp, candidate.axes, candidate.ep)[0]
-        if pp == 1 or self.training.own_copies:
-            return self.analysis.complete(mesh)
-        return self.analysis.complete(mesh, make_cut(self.analysis.layers.count, pp, chunks).stage_of_layer)
+        pp, chunks = candidate.pp, 1 if self.training.own_copies else candidate.vpp
+        key = (pp, chunks, candidate.dp, candidate.mp, candidate.axes, candidate.ep)
+        if key not in self._completions:
+            mesh = stage_meshes(self.cluster, pp, candidate.dp, candidate.mp, candidate.axes, candidate.ep)[0]
+            cut = () if pp == 1 or self.training.own_copies else make_cut(self._layers, pp, chunks).stage_of_layer
+            self._completions[key] = self.analysis.complete(mesh, cut)
+        return self._completions[key]
 
     def bounds(self, family: Family) -> FamilyBounds:
         """The bounds of a family's members."""
