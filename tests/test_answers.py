@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
-from paddle_rbt_plugin.completion import Answers, Placement, answers, cache_folder, oracle
-from paddle_rbt_plugin.completion.oracle import Operand, Oracle, Question
+from paddle_rbt_plugin.completion import Answers, Placement, answers, cache_folder
+from paddle_rbt_plugin.completion.oracle import Oracle
+from paddle_rbt_plugin.completion.question import Operand, Question
+from paddle_rbt_plugin.completion.scratch import ScratchPrograms
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram
 from paddle_rbt_plugin.handover.pir.configs import config_graph
@@ -48,13 +50,13 @@ def ask(folder, question, backward=False):
 def questions(monkeypatch):
     """The questions that Paddle is asked."""
     asked = []
-    answer = oracle._Scratch.answer
+    build = ScratchPrograms.build
 
-    def counted(scratch):
-        asked.append(scratch.question)
-        return answer(scratch)
+    def counted(scratch, question):
+        asked.append(question)
+        return build(scratch, question)
 
-    monkeypatch.setattr(oracle._Scratch, "answer", counted)
+    monkeypatch.setattr(ScratchPrograms, "build", counted)
     return asked
 
 

@@ -32,8 +32,9 @@ from zlib import crc32
 from platformdirs import user_cache_path
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
-from paddle_rbt_plugin.completion.oracle import Built, Product, Question, Source, Use
+from paddle_rbt_plugin.completion.built import Built, Product, Source, Use
 from paddle_rbt_plugin.completion.placement import Placement
+from paddle_rbt_plugin.completion.question import Question
 from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram
 from paddle_rbt_plugin.graph.cpp_signatures import signature
 
@@ -55,7 +56,10 @@ _FLAGS = (
     "FLAGS_prim_forward_blacklist",
 )
 """Flags of Paddle that change which ops it builds, or how they are sharded."""
-_ASKING = ("oracle.py", "operands.py", "placement.py", "answers.py", "../graph/pir.py", "../graph/cpp_signatures.py")
+_ASKING = (
+    *("question.py", "scratch.py", "distributed_ops.py", "built.py", "oracle.py", "operands.py", "placement.py", "answers.py"),
+    *("../graph/pir.py", "../graph/cpp_signatures.py", "../graph/random_ops.py"),
+)
 """The modules here on which answers depend."""
 _PASSING = (MemoryError, RecursionError, OSError, ImportError)
 """Errors that say nothing about the question."""

@@ -12,10 +12,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+from paddle_rbt_plugin.completion.built import Built, Source, Use
 from paddle_rbt_plugin.completion.collectives import collectives_between
 from paddle_rbt_plugin.completion.forms import LOSS_REDUCTIONS, Form, sharded_form
-from paddle_rbt_plugin.completion.oracle import GRADIENTS_MAY_BE_PARTIAL, Built, Operand, Oracle, Question, Source, Use
+from paddle_rbt_plugin.completion.operands import GRADIENTS_MAY_BE_PARTIAL
+from paddle_rbt_plugin.completion.oracle import Oracle
 from paddle_rbt_plugin.completion.placement import Placement
+from paddle_rbt_plugin.completion.question import Operand, Question
 from paddle_rbt_plugin.completion.rules import RuleOracle
 from paddle_rbt_plugin.completion.work import Collective, Kernel, Phase, Value
 from paddle_rbt_plugin.graph import Graph, Op
