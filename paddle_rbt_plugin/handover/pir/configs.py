@@ -12,11 +12,13 @@ from paddle_rbt_plugin.graph import Graph
 from paddle_rbt_plugin.handover.pir.trace import trace_layer
 from paddle_rbt_plugin.layers import cluster_layers, repeat_layers
 from paddle_rbt_plugin.models import Config, build, input_spec
+from paddle_rbt_plugin.tuner import collection_paused
 
 _TRACED_LAYERS = 3
 """``repeat_layers`` needs a first layer, one to repeat, and one to compare that with."""
 
 
+@collection_paused()
 def config_graph(config: Config, batch: int) -> Graph:
     """The forward graph, loss included, of a config on ``batch`` sequences. Nothing is allocated.
 

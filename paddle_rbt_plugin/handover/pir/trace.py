@@ -15,6 +15,7 @@ from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram, error_messa
 from paddle_rbt_plugin.graph import Batch, Graph, read_program
 from paddle_rbt_plugin.graph.batch import OPEN, find_batches
 from paddle_rbt_plugin.handover.pir.patches import native_tracing
+from paddle_rbt_plugin.tuner import collection_paused
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class _WithLoss(nn.Layer):
         return self.loss(*outputs, *tensors[self.inputs :])
 
 
+@collection_paused()
 def trace_layer(
     layer: nn.Layer,
     input_spec: Sequence[Any],
