@@ -92,6 +92,11 @@ class Op:
         """Output tensors in order, lists flattened."""
         return tuple(t for slot in self.outputs.values() for t in slot)
 
+    @cached_property
+    def spelt_attrs(self) -> tuple[tuple[str, str], ...]:
+        """The attributes as text, by name: equal for attributes of equal values and types."""
+        return tuple([(name, repr(value)) for name, value in sorted(self.attrs.items())])
+
 
 class Graph:
     """Ops and tensors of one forward program; ``loss`` is the position of the scalar that training minimises.
@@ -225,7 +230,7 @@ class Graph:
 
 
 def _structure(op: Op) -> list[object]:
-    return [op.type, op.operands, op.results, sorted((k, repr(v)) for k, v in op.attrs.items())]
+    return [op.type, op.operands, op.results, op.spelt_attrs]
 
 
 def _slots(op: Op) -> list[int]:
