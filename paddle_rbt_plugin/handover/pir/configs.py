@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import paddle
-from paddle import nn
 from paddle.utils import unique_name
 
 from paddle_rbt_plugin.graph import Graph
@@ -24,18 +23,7 @@ def config_graph(config: Config, batch: int) -> Graph:
 
     A model of more than three layers is traced with three and repeated in the graph. Parameters bear the names that Paddle
     gives them when the model is the first thing that a process builds."""
-    traced = _trace(config, min(config.layers, _TRACED_LAYERS), batch)
-    if config.layers <= _TRACED_LAYERS:
-        return traced
-    names = {structured: p.name for structured, p in _lazy(config, config.layers).named_parameters()}
-    return repeat_layers(traced, cluster_layers(traced), config.layers, names)
-
-
-def _trace(config: Config, layers: int, batch: int) -> Graph:
-    layer = _lazy(config, layers)
-    return trace_layer(layer, input_spec(config, batch)).graph
-
-
-def _lazy(config: Config, layers: int) -> nn.Layer:
     with unique_name.guard(), paddle.LazyGuard():
-        return build(dataclasses.replace(config, layers=layers))
+        layer = build(dataclasses.replace(config, layers=min(config.layers, _TRACED_LAYERS)))
+    traced = trace_layer(layer, input_spec(config, batch)).graph
+    return traced if config.layers <= _TRACED_LAYERS else repeat_layers(traced, cluster_layers(traced), config.layers)
