@@ -5,6 +5,7 @@ The oracle asks with these functions, and hand-over builds with them, so both do
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +32,21 @@ def building_pir() -> Iterator[None]:
     finally:
         if was_dynamic:
             paddle.disable_static()
+
+
+@contextmanager
+def without_call_stacks() -> Iterator[None]:
+    """Ops built inside do not record where in Python they were built, which takes Paddle longer than building them. Paddle
+    calls ``traceback.extract_stack``, which heeds this limit."""
+    limit = getattr(sys, "tracebacklimit", None)
+    sys.tracebacklimit = 0
+    try:
+        yield
+    finally:
+        if limit is None:
+            del sys.tracebacklimit
+        else:
+            sys.tracebacklimit = limit
 
 
 def call_op(name: str, attrs: Iterable[tuple[str, Any]], inputs: Mapping[str, Sequence[Any]]) -> list[Any]:

@@ -7,10 +7,8 @@ build. No process group and no device is needed, and meshes of any size work in 
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
@@ -26,6 +24,7 @@ from paddle_rbt_plugin.completion.distributed_ops import (
     result_tensors,
     tensor_attr,
     tensor_attrs,
+    without_call_stacks,
 )
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.completion.question import Operand, Question
@@ -46,7 +45,7 @@ class ScratchPrograms:
 
     def build(self, question: Question) -> tuple[Built, ...]:
         """The op, or the ops of its backward pass. Paddle's errors pass through; they have no common base."""
-        with building_pir(), _without_call_stacks():
+        with building_pir(), without_call_stacks():
             return self._build(question)
 
     def _build(self, question: Question) -> tuple[Built, ...]:
@@ -60,21 +59,6 @@ class ScratchPrograms:
             self._inputs = _Inputs(paddle.static.Program(), self._paddle_mesh)
         with paddle.static.program_guard(self._inputs.program):
             return _Scratch(self._inputs, question).answer()
-
-
-@contextmanager
-def _without_call_stacks() -> Iterator[None]:
-    """Ops built inside do not record where in Python they were built, which takes Paddle longer than building them.
-    It asks ``traceback.extract_stack``, which heeds this limit."""
-    limit = getattr(sys, "tracebacklimit", None)
-    sys.tracebacklimit = 0
-    try:
-        yield
-    finally:
-        if limit is None:
-            del sys.tracebacklimit
-        else:
-            sys.tracebacklimit = limit
 
 
 class _Inputs:

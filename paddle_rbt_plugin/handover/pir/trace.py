@@ -11,6 +11,7 @@ from typing import Any
 import paddle
 from paddle import nn
 
+from paddle_rbt_plugin.completion.distributed_ops import without_call_stacks
 from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram, error_message
 from paddle_rbt_plugin.graph import Batch, Graph, read_program
 from paddle_rbt_plugin.graph.batch import OPEN, find_batches
@@ -118,7 +119,7 @@ def _trace(layer: nn.Layer, specs: list[Any]) -> tuple[Any, Any]:
     """The program of the forward pass, and its outputs."""
     function = layer.forward
     try:
-        with native_tracing.apply():
+        with native_tracing.apply(), without_call_stacks():
             traced = paddle.jit.to_static(function, full_graph=True, input_spec=[specs]).concrete_program
             return traced.main_program, traced.outputs
     except (Exception, SystemExit) as native_error:  # the model's own Python may raise anything
