@@ -110,9 +110,9 @@ def _how(graph: Graph, tensor: int, constant: Collection[int]) -> Literal["sent"
     return "computed" if producer.index in constant else "sent"
 
 
-def results_of(graph: Graph, segment: Segment) -> list[int]:
+def results_of(graph: Graph, segment: Segment) -> tuple[int, ...]:
     """Tensors that a segment writes."""
-    return [t for op in segment.ops for t in graph.ops[op].results]
+    return graph.results(segment.ops)
 
 
 def externals_of(graph: Graph, segment: Segment) -> tuple[int, ...]:

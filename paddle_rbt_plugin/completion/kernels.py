@@ -66,8 +66,9 @@ class Kernels:
 
     def copies_of(self, tensors: Iterable[int]) -> Copies:
         """What some tensors have been resharded to."""
-        keys = ((place, self._place(t)) for place, t in enumerate(tensors))
-        return tuple((place, self._copies[key]) for place, key in keys if key in self._copies)
+        remote, copies = self.remote_params, self._copies
+        keys = [(t, remote.get(t)) for t in tensors] if remote else [(t, None) for t in tensors]
+        return tuple([(place, copies[key]) for place, key in enumerate(keys) if key in copies])
 
     def take_copies(self, tensors: Sequence[int], copies: Copies) -> None:
         """Notes that tensors have been resharded as those of an equal run of ops were."""

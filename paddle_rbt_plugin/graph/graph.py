@@ -175,6 +175,16 @@ class Graph:
     def _externals(self) -> dict[tuple[int, ...], tuple[int, ...]]:
         return {}
 
+    @cached_property
+    def _results(self) -> dict[tuple[int, ...], tuple[int, ...]]:
+        return {}
+
+    def results(self, ops: tuple[int, ...]) -> tuple[int, ...]:
+        """The tensors that some ops write, in program order."""
+        if ops not in self._results:
+            self._results[ops] = tuple(t for op in ops for t in self.ops[op].results)
+        return self._results[ops]
+
     def externals(self, ops: tuple[int, ...]) -> tuple[int, ...]:
         """The tensors that some ops read and do not write, in the order of first use."""
         if ops not in self._externals:
