@@ -1,7 +1,8 @@
 """Completion: placements of all tensors from those of a few, and the collectives that follow from them."""
 
-from paddle_rbt_plugin.completion.answers import Answers, cache_folder
+from paddle_rbt_plugin.completion.answers import Answers
 from paddle_rbt_plugin.completion.by_batch import complete_by_batch, data_parallel, find_batch_dims, ops_without_rule
+from paddle_rbt_plugin.completion.cache import cache_folder
 from paddle_rbt_plugin.completion.crossings import RemoteReads, SharedReads, reads_apart, shared_reads
 from paddle_rbt_plugin.completion.kernels import AnyOracle
 from paddle_rbt_plugin.completion.oracle import Oracle
