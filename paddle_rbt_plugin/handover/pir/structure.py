@@ -30,7 +30,7 @@ from paddle.distributed.passes.pass_base import new_pass
 
 from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
-from paddle_rbt_plugin.completion import Completion, Kernel, Placement, SegmentWork, Value, complete, reads_apart
+from paddle_rbt_plugin.completion import Completion, Kernel, Placement, SegmentWork, Value, complete, reads_apart, shared_reads
 from paddle_rbt_plugin.completion.forms import LOSS_REDUCTIONS, forms_on
 from paddle_rbt_plugin.cost.attention import forward_cores
 from paddle_rbt_plugin.cost.compute import CONVOLUTIONS, product_flop
@@ -362,7 +362,7 @@ def predictions(
         analysis.batch_dims,
         train=train,
         forms=forms,
-        apart=reads_apart(analysis.graph, analysis.layers, stages),
+        apart=reads_apart(shared_reads(analysis.graph, analysis.layers), stages),
     )
     ways = [strategy_of(plan, i) if train and recompute else "none" for i in entries]
     return [predicted(analysis.graph, completion, train, stages, stage, ways, zero_stage) for stage in range(len(meshes))]
