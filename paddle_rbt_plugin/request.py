@@ -46,8 +46,6 @@ class Request:
     """They narrow the search space, each with its reason."""
     progress: Watcher | None = None
     """Called with a ``search.Progress`` as the search goes on."""
-    notes: tuple[str, ...] = ()
-    """Notes that the plan starts with."""
     rewrite: bool = True
     """Whether ops that Paddle shards badly take another form, as in programs that are handed over to PIR."""
     assumed: tuple[str, ...] = ()
