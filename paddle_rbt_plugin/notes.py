@@ -38,7 +38,7 @@ _WORDS: dict[str, Callable[..., str]] = {
         f"{cost_model} was asked about all {counted(total, 'candidate')} that may fit"
         if asked == total
         else f"{cost_model} was asked about {asked} of the {total} candidates that may fit: of each way to use the devices "
-        "those that the analytic model takes for fastest; a narrower search_space leaves none out"
+        "those that the analytic model predicts to be fastest; a narrower search_space leaves none out"
     ),
     "ignored": lambda asked: (
         f"ignored: {', '.join(asked)}; evaluation keeps nothing for backward and has no optimizer states to split"
@@ -57,11 +57,11 @@ _WORDS: dict[str, Callable[..., str]] = {
         f"{_NOT_APPLIED}stages in another order than the ranks of the cluster: start the job with its machines in that order"
     ),
     "separate_experts": lambda experts: (
-        f"{_NOT_APPLIED}expert parallelism: the {experts} experts of a layer have weights of their own; stacked, "
-        "[experts, in, out], they can be divided over the ranks of dp (ep)"
+        f"{_NOT_APPLIED}expert parallelism: the {experts} experts of a layer have weights of their own; stacked as [experts, "
+        "in, out], they can be divided over the ranks of dp (ep)"
     ),
     "selective_recompute": lambda: (
-        "recomputation of the attention cores is applied to static programs; dygraph runs whole layers again only, which "
+        "recomputation of the attention cores is applied to static programs; dygraph can recompute only whole layers, as "
         "search_space={'recompute': ['none', 'full']} plans"
     ),
     "strategy": lambda unmet: (
@@ -69,7 +69,7 @@ _WORDS: dict[str, Callable[..., str]] = {
     ),
     "rewritten": lambda count, op, form: f"rewritten to keep shardings: {count} {op} as {form}",
     "no_rule": lambda count, op: (
-        f"Paddle knows no sharding of {count} {op}: what it reads is gathered, and it is costed as the bytes that it moves"
+        f"Paddle has no sharding rule for {count} {op}: its operands are gathered, and it is costed as the bytes that it moves"
         + _INSTEAD.get(op, "")
     ),
     "incomplete": lambda pattern: f"pattern {pattern}: its search was cut short, matches may be missing",

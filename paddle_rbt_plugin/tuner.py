@@ -120,8 +120,8 @@ def _loaded(graph: Graph, request: Request) -> Plan:
 def _warn_nothing_matched(analysis: Analysis) -> None:
     ops = sorted({op.type for op in analysis.graph.ops})
     warnings.warn(
-        "no pattern matches this model, so it is planned as data parallel only, every parameter whole on every device; "
-        f"unmatched ops: {', '.join(ops)}. 'paddle-rbt patterns' lists the patterns there are",
+        "no pattern matches this model, so the plan is data parallel only, with every parameter whole on every device; "
+        f"unmatched ops: {', '.join(ops)}. 'paddle-rbt patterns' lists the available patterns",
         TunerWarning,
         stacklevel=5,
     )

@@ -179,9 +179,9 @@ def test_a_wrong_structure_says_what_is_expected(content, message):
         ("a: [", "c.yaml", "not valid YAML"),
         ("a: 2024-99-99", "c.yaml", "not valid YAML"),
         ("!!python/object:os.system {}", "c.yaml", "not valid YAML"),
-        ("machines: 1\nmachines: 2\n", "c.yaml", "the key 'machines' stands twice"),
+        ("machines: 1\nmachines: 2\n", "c.yaml", "the key 'machines' occurs twice"),
         ("{", "c.json", "not valid JSON"),
-        ('{"device": "H100", "device": "H20"}', "c.json", "the key 'device' stands twice"),
+        ('{"device": "H100", "device": "H20"}', "c.json", "the key 'device' occurs twice"),
         ("[" * 100_000, "c.json", "not valid JSON"),
         ("- 1x8:H100", "c.yaml", "expected keys and values, not ['1x8:H100']"),
         (

@@ -102,7 +102,7 @@ def test_a_plan_that_is_simpler_than_faster_ones_says_so():
     faster = {**made.candidates[0], "step_time_s": made.estimate.step_time_s * 0.997}
     found = reasons(dataclasses.replace(made, candidates=(*made.candidates, faster)))["remarks"]
     assert found == [
-        "simpler than 1 candidate predicted to be faster by up to 0.30%, which the estimate cannot tell from nothing"
+        "simpler than 1 candidate predicted to be faster by up to 0.30%, less than the estimate can resolve"
     ]
 
 

@@ -115,7 +115,7 @@ def test_a_check_names_the_replica_that_differs_and_its_ranks(ranks: list, run: 
     for rank in ranks:
         assert rank[run]["checked"] == ""
         assert rank[run]["changed"].startswith(
-            "blocks.1.norm.bias should be alike on ranks 0, 1, but differs between rank 0 and rank 1"
+            "blocks.1.norm.bias should be equal on ranks 0, 1, but differs between rank 0 and rank 1"
         )
 
 

@@ -25,7 +25,7 @@ def verify_file(output: Output, path: str, model: str | None) -> bool:
         stages = verify(plan, trace.graph, trace.program)
     differences = [f"{_stage(c, stages)}{line}" for c in stages for line in c.differences]
     tables = [titled(f"{_stage(c, stages)}one rank, one step at the batch of {plan.global_batch}", _table(c)) for c in stages]
-    verdict = "the prediction is the program" if not differences else counted(len(differences), "difference")
+    verdict = "the prediction matches the program" if not differences else counted(len(differences), "difference")
     data = {"equal": not differences, "differences": differences, "stages": [_dict(c) for c in stages]}
     output.result(data, *tables, *differences, verdict)
     return not differences

@@ -89,7 +89,7 @@ def _check(engine: Any, mode: str, plan: Plan, serial: Any, zero_stage: int, pro
         more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
         raise HandoverError(
             f"rank {rank} would not execute the plan: {differences[0]}{more}. Nothing has been trained. Plan with another "
-            "search_space, or set strategy.tuning.verify to False to train nevertheless"
+            "search_space, or set strategy.tuning.verify to False to train anyway"
         )
 
 

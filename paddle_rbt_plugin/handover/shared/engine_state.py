@@ -45,7 +45,7 @@ def pass_attributes(engine: Any, mode: str, constraints: list[Constraint]) -> di
     Raises TunerError for a mode other than training, which has no plan of its own, and for wrong settings."""
     if mode != "train":
         raise TunerError(
-            f"mode {mode!r} uses the plan of training, and there is none yet: prepare or fit the engine for training first"
+            f"mode {mode!r} uses the training plan, which does not exist yet: prepare or fit the engine for training first"
         )
     settings = settings_of(engine._strategy.tuning)
     check_job(Request(settings).cluster, paddle.distributed.get_world_size())
