@@ -143,7 +143,7 @@ def test_weights_of_less_precision_take_and_give_their_master_weights(tmp_path: 
     ("there", "message"),
     [
         (lambda net: (nn.Sequential(net), None), "another model: it lacks 0.first.weight"),
-        (lambda net: (Net(16), None), r"first.weight has the shape \[4, 8\] there, here \[4, 16\]"),
+        (lambda net: (Net(16), None), r"first.weight has the shape \[4, 8\] there and \[4, 16\] here"),
         (lambda net: (net.first, None), "it lacks weight"),
         (lambda net: (net, trained(net, kind="Momentum")), "it lacks state 'velocity' of first.weight: its optimizer is Adam"),
         (lambda net: (net, trained(net, kind="SGD")), "it holds first.bias/beta1_pow_acc"),
@@ -193,8 +193,8 @@ def damage(folder: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("short", "not whole: rank0.safetensors"), ("garbled", "damaged: rank0.safetensors"), ("gone", "not whole"),
-        ("elsewhere", "not whole: ../rank0"), ("hole", "parts of first.weight are missing"), ("newer", "version 99"),
+        ("short", "incomplete: rank0.safetensors"), ("garbled", "damaged: rank0.safetensors"), ("gone", "incomplete"),
+        ("elsewhere", "incomplete: ../rank0"), ("hole", "parts of first.weight are missing"), ("newer", "version 99"),
         ("pickle", "is not a checkpoint"), ("no index", "is not a checkpoint: index.json: No such file"),
     ],
 )  # fmt: skip

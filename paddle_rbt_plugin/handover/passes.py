@@ -56,13 +56,13 @@ class RuleBasedTunerPass(PassBase):
         extra = {key: self._attrs[key] for key in _EXTRA if self._attrs.get(key) is not None}
         settings = Settings.from_mapping({k: v for k, v in self._attrs.items() if k not in _EXTRA})
         request = Request(settings, extra.get("global_batch"), extra.get("precision"))
-        world = paddle.distributed.get_world_size()
-        if world > 1 or settings.cluster is None:
-            check_job(request.cluster, world)
         loss, constraints = extra.get("loss"), extra.get("constraints")
+        alone = constraints is None
+        world = paddle.distributed.get_world_size()
+        if not alone or world > 1 or settings.cluster is None:
+            check_job(request.cluster, world)
         legacy = read_legacy_program(main_program, loss) if is_legacy(main_program) else None
         graph = legacy.graph if legacy is not None else read_program(main_program, loss)
-        alone = constraints is None
         if constraints is None:
             steps = (request.global_batch or 0) // graph.batch.size
             asked = set(settings.search_space or {})  # whoever asks for these of this pass alone runs their passes, too
