@@ -160,7 +160,7 @@ def test_a_wrong_value_is_named_with_its_key(change, message):
         ({"groups": "1x8:H100"}, "groups: expected a list of groups"),
         ({"groups": [5]}, "groups[0]: expected keys and values, not 5"),
         ({"groups": ["1x8:H1"]}, "groups[0]: '1x8:H1': unknown device 'H1'"),
-        ({"groups": ["1x8:H100"], "memory": 5}, "memory stands beside groups"),
+        ({"groups": ["1x8:H100"], "memory": 5}, "memory is given beside groups"),
         ({"device": "H100", "machines": 1}, "devices_per_machine is missing"),
         ({"group": []}, "unknown key 'group'; did you mean groups"),
     ],

@@ -126,8 +126,8 @@ def test_batches_come_as_lists_dicts_and_both(loader: Any, batch: Any) -> None:
         ([X, Y, X], r"more tensors than the 2 inputs of the program \(x, y\)"),
         ({"x": X}, "lacks the input 'y'"),
         ({"x": X, "z": Y}, "places no input 'z'; the program reads x, y"),
-        ({"x": X, "y": [[1, 2], [3]]}, "for the input 'y' makes no tensor"),
-        ([X, "text"], "has the shape|makes no tensor"),
+        ({"x": X, "y": [[1, 2], [3]]}, "for the input 'y' cannot be converted to a tensor"),
+        ([X, "text"], "has the shape|cannot be converted"),
     ],
 )
 def test_a_batch_that_does_not_fit_is_refused_with_its_input_and_what_was_planned(
