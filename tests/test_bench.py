@@ -271,7 +271,7 @@ def test_edited_results_are_refused_by_file_and_field(field, value, message, tmp
 def test_what_does_not_go_together_is_wrong_usage(arguments):
     result = run(*arguments)
     assert result.exit_code == 2
-    assert "stand alone" in result.stderr
+    assert "cannot be combined" in result.stderr
 
 
 def test_a_row_without_figures_has_a_line_all_the_same():

@@ -14,8 +14,8 @@ from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.completion import Placement
 from paddle_rbt_plugin.completion.oracle import Operand, Oracle, Question, placement_of
 from paddle_rbt_plugin.graph.random_ops import DEVICE_OPS, RANDOM_OPS, SEED_OPERANDS, STREAM_ATTRIBUTES, draws
+from paddle_rbt_plugin.handover.pir.partitioning import as_rank
 from paddle_rbt_plugin.handover.pir.replay import annotate
-from paddle_rbt_plugin.handover.pir.structure import as_rank
 from paddle_rbt_plugin.handover.shared.random_streams import Source, Streams, coordinates, hashed, seeded
 
 MODES = ("static", "dygraph")

@@ -20,8 +20,8 @@ from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.cost.recompute import run_again
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.handover.pir.recompute import constraints, is_allowed, is_marked, mark, switched_on
-from paddle_rbt_plugin.handover.pir.structure import verify
 from paddle_rbt_plugin.handover.pir.trace import Trace
+from paddle_rbt_plugin.handover.pir.verification import verify
 from paddle_rbt_plugin.handover.shared.recompute import recomputes
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.plan.plan import Plan

@@ -6,7 +6,8 @@ from rich.table import Table
 
 from paddle_rbt_plugin.cli.output import Output, make_table, titled
 from paddle_rbt_plugin.errors import ModelError
-from paddle_rbt_plugin.handover.pir.structure import FIGURES, StageComparison, Structure, verify
+from paddle_rbt_plugin.handover.pir.structure import FIGURES, Structure
+from paddle_rbt_plugin.handover.pir.verification import StageComparison, verify
 from paddle_rbt_plugin.model_reference import model_trace
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.spelling import counted
