@@ -1,7 +1,7 @@
 """The command line ``paddle-rbt``: names, arguments and help of its commands.
 
-It is a package of its own because importing ``paddle_rbt_plugin`` imports Paddle, which takes seconds: help, completion and
-wrong usage need none of it. A command imports what it calls when it runs.
+This is a separate package because importing ``paddle_rbt_plugin`` imports Paddle, which takes seconds and is not needed for
+help, completion and usage errors. Each command imports the module that it calls when it runs.
 """
 
 from paddle_rbt_cli.commands import cli, main

@@ -1,4 +1,4 @@
-"""The commands: their names, arguments and help. What each does stands in the module that it calls."""
+"""The commands: their names, arguments and help. Each calls a module that does the work."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMPLETION_VARIABLE = "_PADDLE_RBT_COMPLETE"
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="paddle-rbt-plugin", prog_name="paddle-rbt")
 def cli() -> None:
-    """Finds parallel strategies for PaddlePaddle models. Begin with plan.
+    """Find parallel strategies for PaddlePaddle models. Start with plan.
 
     \b
     Examples:
@@ -48,39 +48,39 @@ def cli() -> None:
     f"{DEVICES}, or one that a plugin adds.",
 )
 @batch_option
-@click.option("--seq", type=click.IntRange(1, 2**24), help="Tokens per sequence, in place of those of a config.")
+@click.option("--seq", type=click.IntRange(1, 2**24), help="Tokens per sequence, instead of the config's.")
 @click.option(
     "--level",
     metavar="[o1|o2|o3]",
     default="o1",
     show_default=True,
-    help="o1: one strategy for all layers. o2: one for each layer, and stages cut where it is best. o3: also the best order of "
-    "machines of several kinds. None is worse than the one before; each takes longer.",
+    help="o1: one strategy for all layers. o2: one strategy per layer, and uneven stages. o3: also the best order of groups of "
+    "different machines. Each level is at least as good as the one before, and takes longer.",
 )
 @set_option
 @click.option(
     "--precision",
     type=click.Choice(["bf16", "fp16", "fp32"]),
-    help="Of training. By default bf16 where all devices gain by it, else fp16, else fp32.",
+    help="Training precision. By default bf16 if it is faster on all devices, else fp16, else fp32.",
 )
 @click.option(
     "--cost-model",
     metavar="NAME",
     default="analytic",
     show_default=True,
-    help="What predicts time and memory; paddle-rbt patterns lists those of plugins.",
+    help="The cost model that predicts time and memory; paddle-rbt patterns lists those of plugins.",
 )
 @click.option(
     "--time-limit",
     type=click.FloatRange(0, min_open=True),
     metavar="SECONDS",
-    help="End the search after so long, with the best plan so far; without it the search goes to its end.",
+    help="End the search after this time with the best plan so far; by default there is no limit.",
 )
-@click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Candidates to show.")
+@click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Number of candidates to show.")
 @click.option(
     "--cache",
     metavar="FOLDER|off",
-    help="Where answers of Paddle are kept, which make later plans faster. By default what PADDLE_RBT_CACHE says, else the "
+    help="Folder in which answers of Paddle are cached, which makes later plans faster. By default PADDLE_RBT_CACHE, else the "
     "user's cache folder.",
 )
 @click.option(
@@ -95,12 +95,12 @@ def plan(output: Output, **arguments: Any) -> None:
     """Find the best parallel strategy for MODEL.
 
     MODEL is a published model by name (gpt3-1.3b, llama2-7b, ...), a config file of your own (YAML), a saved PIR program
-    (JSON), or package.module:function. The function is called without arguments and returns the forward pass with its loss:
-    a static Program, or a tuple (layer, input_spec) whose forward returns the loss, or (layer, input_spec, loss,
-    labels_spec). It runs under paddle.LazyGuard, so nothing is allocated.
+    (JSON), or package.module:function. The function takes no arguments and returns the forward pass with its loss: a static
+    Program, or a tuple (layer, input_spec) whose forward returns the loss, or (layer, input_spec, loss, labels_spec). It runs
+    under paddle.LazyGuard, so no parameters are allocated.
 
     \b
-    Dimensions of --set; what is not set is searched:
+    Dimensions of --set; those that are not set are searched:
       pp, dp, mp         pipeline stages, replicas, tensor-parallel ranks;
                          their product is the number of devices
       ep                 ranks of dp that share experts: 1, or as many as dp
@@ -130,20 +130,20 @@ def plan(output: Output, **arguments: Any) -> None:
     plan_model(output, **arguments)
 
 
-@cli.command(short_help="Say why a saved plan is what it is.")
+@cli.command(short_help="Explain a saved plan.")
 @click.argument("plan", type=click.Path())
 @click.option("--tensor", metavar="NAME", help="Explain one tensor, by its name or its path in named_parameters().")
 @click.option("--verify", is_flag=True, help="Compare the prediction with the program that Paddle partitions.")
 @click.option(
-    "--model", metavar="MODEL", help="With --verify: the MODEL of the plan, where the plan does not say or it has moved."
+    "--model", metavar="MODEL", help="With --verify: the MODEL of the plan, if the plan does not name it or it has moved."
 )
 @with_output
 def explain(output: Output, plan: str, tensor: str | None, verify: bool, model: str | None) -> None:
-    """Say why PLAN, a file written by plan --save, is what it is: what its stages hold, what a step and the memory are made of,
-    where its axes communicate, what comes next, and what was rejected and why. --tensor says where one tensor lies.
+    """Explain PLAN, a file written by plan --save: its stages, the breakdown of step time and memory, where its axes
+    communicate, the next best candidates, and what was rejected and why. --tensor explains the placement of one tensor.
 
-    With --verify the model is traced again and partitioned by Paddle for one rank; collectives, bytes and FLOP of that
-    program are compared with those that the cost was computed from, and the exit code is 1 if anything differs.
+    With --verify, Paddle partitions the model for one rank, and the collectives, bytes and FLOP of that program are compared
+    with those that the cost was computed from. The exit code is 1 if anything differs.
 
     \b
     Examples:
@@ -163,16 +163,16 @@ def explain(output: Output, plan: str, tensor: str | None, verify: bool, model: 
 
 
 @cli.command(short_help="List patterns and other plugins, or match one.")
-@click.option("--why-not", metavar="NAME", help="Say where this pattern matches a model, or what is the first not to fit.")
+@click.option("--why-not", metavar="NAME", help="Show where this pattern matches a model, or the first op that does not fit.")
 @click.option("--model", metavar="MODEL", help="With --why-not: the MODEL, as for plan.", shell_complete=complete_models)
 @click.option("--seq", type=click.IntRange(1, 2**24), help="With --why-not: tokens per sequence, as for plan.")
 @no_plugin_option
 @with_output
 def patterns(output: Output, why_not: str | None, model: str | None, seq: int | None, blocked: tuple[str, ...]) -> None:
-    """List what all installed plugins register, patterns above all, and the plugins that are broken.
+    """List the patterns and everything else that installed plugins register, and broken plugins.
 
-    With --why-not one pattern is matched against a model. If it matches nowhere, the answer is how far it fits at best, the
-    first of its nodes or attributes that does not, and the op of the model that comes nearest.
+    With --why-not, one pattern is matched against a model. If it matches nowhere, the command shows how far it fits at best,
+    the first node or attribute that does not fit, and the nearest op of the model.
 
     \b
     Examples:
@@ -191,13 +191,13 @@ def patterns(output: Output, why_not: str | None, model: str | None, seq: int | 
 
 
 @cli.command(short_help="Predict time and memory of training runs.")
-@click.option("--runs", required=True, type=click.Path(), metavar="FILE.csv", help="Table of training runs, one per row.")
+@click.option("--runs", required=True, type=click.Path(), metavar="FILE.csv", help="Table with one training run per row.")
 @with_output
 def estimate(output: Output, runs: str) -> None:
     """Predict step time and peak memory of every training run in a table.
 
-    Columns in any order; others are ignored. An empty cell means what stands in brackets; where nothing does, the column is
-    needed.
+    Columns may be in any order; unknown ones are ignored. Defaults, which also stand for empty cells, are in brackets; columns
+    without a default are required.
 
     \b
       gpu, gpus           device as in plan --cluster, and how many of them
@@ -226,11 +226,11 @@ def estimate(output: Output, runs: str) -> None:
     estimate_file(output, runs)
 
 
-@cli.command(short_help="Plan published models beside what experts chose.")
+@cli.command(short_help="Compare plans for published models with experts' choices.")
 @click.argument("cases", nargs=-1, metavar="[CASE]...", shell_complete=complete_cases)
-@click.option("--list", "listed", is_flag=True, help="Show the cases, run none.")
+@click.option("--list", "listed", is_flag=True, help="List the cases without running any.")
 @click.option(
-    "--reference/--no-reference", default=True, show_default=True, help="Ask Paddle's own tuner too, which takes minutes."
+    "--reference/--no-reference", default=True, show_default=True, help="Also run Paddle's own tuner, which takes minutes."
 )
 @click.option(
     "--reference-limit",
@@ -238,19 +238,20 @@ def estimate(output: Output, runs: str) -> None:
     default=200,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait for Paddle's own tuner, all cases together.",
+    help="Time limit for Paddle's own tuner, for all cases together.",
 )
 @click.option("--save", type=click.Path(dir_okay=False), metavar="FILE.json", help="Write the results to this file.")
 @click.option("--markdown", type=click.Path(dir_okay=False), metavar="FILE.md", help="Write the tables to this file.")
 @click.option("--plot", type=click.Path(dir_okay=False), metavar="FILE.svg", help="Draw the MFU of every case (svg, png, pdf).")
-@click.option("--compare", nargs=2, type=click.Path(), metavar="A.json B.json", help="Say what changed between two results.")
+@click.option("--compare", nargs=2, type=click.Path(), metavar="A.json B.json", help="Show what changed between two results.")
 @with_output
 def bench(output: Output, listed: bool, compare: tuple[str, str] | None, **arguments: Any) -> None:
-    """Plan published models on the clusters they are trained on, beside what experts chose for them.
+    """Plan published models on the clusters that they were trained on, and compare the plans with the choices of experts.
 
-    CASE is the name of a case (--list shows them), or a file of your own of the same form (YAML: model, cluster, global_batch
-    and, where you like, seq, precision, level, search_space, training, experts). Without any, all are run: our plan, its
-    predicted time, memory and MFU, the published strategies and the choice of Paddle's own tuner under the same cost model.
+    CASE is the name of a case (see --list), or a file of your own in the same format (YAML: model, cluster, global_batch and
+    optionally seq, precision, level, search_space, training, experts). By default all cases are run. The result shows our plan
+    with its predicted time, memory and MFU, and the published strategies and the choice of Paddle's own tuner under the same
+    cost model.
 
     \b
     Examples:
@@ -262,7 +263,10 @@ def bench(output: Output, listed: bool, compare: tuple[str, str] | None, **argum
     """
     run = any(arguments[name] not in (None, ()) for name in ("cases", "save", "markdown", "plot"))
     if bool(compare) + listed + run > 1:
-        raise click.UsageError("--list and --compare A.json B.json run no case and stand alone, without CASE or files to write")
+        raise click.UsageError(
+            "--list and --compare A.json B.json run no cases, so they cannot be combined with each other, CASE or files to "
+            "write"
+        )
     from paddle_rbt_plugin.cli.benching import compare_files, list_cases, run_suite
 
     if compare:
@@ -276,13 +280,15 @@ def bench(output: Output, listed: bool, compare: tuple[str, str] | None, **argum
 @cli.command(short_help="Train a small GPT on CPU processes under a plan.")
 @click.option("--processes", type=click.IntRange(2), default=2, show_default=True, help="CPU processes to train with.")
 @set_option
-@click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="AdamW steps.")
-@click.option("--timeout", type=click.IntRange(1), default=150, show_default=True, help="Seconds for all processes to end.")
+@click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="Number of AdamW steps.")
+@click.option(
+    "--timeout", type=click.IntRange(1), default=150, show_default=True, help="Time limit in seconds for all processes."
+)
 @with_output
 def demo(output: Output, **arguments: Any) -> None:
-    """Train a small GPT with several CPU processes under a found plan, beside a serial run.
+    """Plan a small GPT, train it with several CPU processes under the plan, and compare with a serial run.
 
-    Prints both losses step by step; the exit code is 1 where they differ by more than 1e-5.
+    Prints both losses step by step; the exit code is 1 if they differ by more than 1e-5.
 
     \b
     Examples:
@@ -301,22 +307,26 @@ def demo(output: Output, **arguments: Any) -> None:
     "path",
     type=click.Path(dir_okay=False),
     metavar="FILE.yaml",
-    help="Write the profile to this file; without it the profile is printed.",
+    help="Write the profile to this file instead of printing it.",
 )
 @click.option(
-    "--processes", type=click.IntRange(1), help="Devices that compute at the same time; all, or one per CPU core, by default."
+    "--processes",
+    type=click.IntRange(1),
+    help="Devices that work at the same time; by default all GPUs, or one process per CPU core.",
 )
 @click.option(
-    "--rounds", type=click.IntRange(1), default=5, show_default=True, help="Times that everything is measured; medians count."
+    "--rounds", type=click.IntRange(1), default=5, show_default=True, help="How often everything is measured; medians are used."
 )
-@click.option("--timeout", type=click.IntRange(1), default=600, show_default=True, help="Seconds for all processes to end.")
+@click.option(
+    "--timeout", type=click.IntRange(1), default=600, show_default=True, help="Time limit in seconds for all processes."
+)
 @with_output
 def calibrate(output: Output, path: str | None, processes: int | None, timeout: int, rounds: int) -> None:
-    """Measure the devices of this machine and write their profile, a file for --cluster.
+    """Measure the devices of this machine and write a profile for --cluster.
 
-    Times matrix products, memory-bound ops, launches and collectives while as many processes do the same, and fits the rates
-    and latencies that the cost model computes with. On a machine without GPUs the devices are CPU processes, which share its
-    cores: a profile holds for as many processes as were measured. Keep the machine free of other work meanwhile.
+    Times matrix products, memory-bound ops, launches and collectives in all processes at the same time, and fits the rates and
+    latencies that the cost model uses. On a machine without GPUs the devices are CPU processes that share its cores, so a
+    profile is valid for the number of processes that were measured. Keep the machine idle meanwhile.
 
     \b
     Examples:
@@ -329,11 +339,11 @@ def calibrate(output: Output, path: str | None, processes: int | None, timeout: 
     calibrate_devices(output, path, processes, timeout, rounds)
 
 
-@cli.command(short_help="Print the script that completes in a shell.")
+@cli.command(short_help="Print a shell completion script.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @common_options
 def completion(shell: str, as_json: bool, **_: bool) -> None:
-    """Print the script that completes commands, options and names of models in SHELL.
+    """Print the script that makes SHELL complete commands, options and names of models.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""How the command line fails: what the user sees in place of a traceback."""
+"""How the command line reports errors, instead of with a traceback."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ INTERRUPTED = 130
 
 
 class Failure(click.ClickException):
-    """What went wrong as the user sees it: one message on stderr, exit code 1."""
+    """An error as the user sees it: one message on stderr, exit code 1."""
 
     def show(self, file: Any = None) -> None:
         click.echo(f"error: {self.message}", err=True)
 
 
 class Commands(click.Group):
-    """A group that answers a misspelt command with the nearest, and errors with a message instead of a traceback."""
+    """A group that suggests the nearest name for a misspelt command, and reports errors with a message instead of a
+    traceback."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and self.get_command(ctx, args[0]) is None:
@@ -43,7 +44,8 @@ class Commands(click.Group):
 
 
 def _is_for_the_user(error: Exception) -> bool:
-    """A TunerError, or that Paddle is not installed. Where nothing has imported the errors, none of them was raised."""
+    """Whether this is a TunerError, or Paddle is not installed. If the module of errors was never imported, none of them was
+    raised."""
     errors = sys.modules.get("paddle_rbt_plugin.errors")
     is_tuner_error = errors is not None and isinstance(error, errors.TunerError)
     return is_tuner_error or (isinstance(error, ModuleNotFoundError) and error.name == "paddle")

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what completes in a shell."""
+"""Options that several commands share, and completion of their values."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import click
 
 DEVICES = "V100-16G, V100-32G, A100-40G, A100-80G, A800-80G, H100, H800, H20, H200, B200, CPU"
-"""The names of the catalogue, which help shows without importing it."""
+"""The names in the device catalogue, listed here so that help need not import it."""
 
 
 class Assignment(click.ParamType):
-    """``key=value``, the value an int, true, false, a word, or several of them with commas between."""
+    """``key=value``; the value is an int, true, false or a word, or several of these separated by commas."""
 
     name = "key=value"
 
@@ -43,9 +43,9 @@ def _plain(word: str) -> Any:
 def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options that every command has."""
     for option in (
-        click.option("--no-color", is_flag=True, help="Use no colours. The variable NO_COLOR does the same."),
-        click.option("--verbose", "-v", is_flag=True, help="Print Paddle's own warnings too."),
-        click.option("--quiet", "-q", is_flag=True, help="Print the result and errors only."),
+        click.option("--no-color", is_flag=True, help="Disable colours, like the variable NO_COLOR."),
+        click.option("--verbose", "-v", is_flag=True, help="Also print Paddle's own warnings."),
+        click.option("--quiet", "-q", is_flag=True, help="Print only the result and errors."),
         click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else on stdout."),
     ):
         command = option(command)
@@ -53,12 +53,12 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_output(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the common options to a command, which gets an Output made of them as its first argument."""
+    """Adds the common options to a command, which receives an Output made from them as its first argument."""
 
     @common_options
     @functools.wraps(command)
     def run(as_json: bool, quiet: bool, verbose: bool, no_color: bool, **arguments: Any) -> Any:
-        if not verbose:  # before Paddle is imported: it logs what is of no use to a user
+        if not verbose:  # before Paddle is imported: its log messages are of no use to users
             os.environ.setdefault("GLOG_minloglevel", "2")
         from paddle_rbt_plugin.cli.output import Output
 
@@ -84,7 +84,7 @@ set_option = click.option(
     multiple=True,
     callback=_one_each,
     metavar="KEY=VALUE",
-    help="Fix a dimension of the search or list its values: mp=2, micro_batch=1,2,4; auto is all of them. Once for each "
+    help="Fix a dimension of the search or list its values: mp=2, micro_batch=1,2,4; auto means all values. Repeat for each "
     "dimension; plan --help lists them.",
 )
 no_plugin_option = click.option(
@@ -92,23 +92,23 @@ no_plugin_option = click.option(
     "blocked",
     multiple=True,
     metavar="NAME",
-    help="Leave out a pattern, a plugin (entry point) or a package (distribution). May be given several times.",
+    help="Leave out a pattern, a plugin (entry point) or a package (distribution). Can be repeated.",
 )
 batch_option = click.option(
     "--global-batch",
     type=click.IntRange(1, 2**24),
     required=True,
-    help="Samples (sequences) of one optimizer step, on all devices together.",
+    help="Samples (sequences) per optimizer step, on all devices together.",
 )
 
 
 def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of published models, as a shell asks for them."""
+    """Names of published models, for shell completion."""
     return _names("models/configs", incomplete)
 
 
 def complete_cases(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of benchmark cases, as a shell asks for them."""
+    """Names of benchmark cases, for shell completion."""
     return _names("bench/cases", incomplete)
 
 

@@ -81,9 +81,11 @@ def tune(
 def _graph(program: Any, input_spec: Any, labels_spec: Sequence[Any], loss: Any, global_batch: int | None) -> Graph:
     if isinstance(program, nn.Layer):
         if not input_spec or not isinstance(input_spec, (list, tuple)):
-            raise TunerError("a Layer is planned on inputs of known shape: give input_spec=[paddle.static.InputSpec(...), ...]")
+            raise TunerError(
+                "planning a Layer needs the shapes of its inputs: give input_spec=[paddle.static.InputSpec(...), ...]"
+            )
         specs, labels, batch = with_batch(input_spec, labels_spec, global_batch)
         return trace_layer(program, specs, loss, labels, batch).graph
     if not hasattr(program, "global_block"):
-        raise UnsupportedProgram(f"a static Program or a paddle.nn.Layer can be planned, not {type(program).__name__}")
+        raise UnsupportedProgram(f"only a static Program or a paddle.nn.Layer can be planned, not {type(program).__name__}")
     return read_program(program, loss)

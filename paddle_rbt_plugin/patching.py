@@ -19,9 +19,9 @@ import paddle
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-ENGINES_OF_SCRIPTS = "scripts call the methods of engines that they have made with Paddle"
+ENGINES_OF_SCRIPTS = "scripts call the methods of engines that they have created with Paddle"
 """Why the hooks into ``auto.Engine`` and ``dist.to_static`` stay: nothing of this package is called before."""
-SHARDED_MODELS = "a sharded model runs, and its gradients and updates are computed, in the script's own time"
+SHARDED_MODELS = "the script decides when a sharded model runs, and when its gradients and updates are computed"
 """Why what dygraph needs stays, from the first ``plan.shard_layer`` on."""
 _ABSENT = object()
 _DEVELOP, _NEWEST = Version("0.0.0"), Version("3.3.1")
@@ -162,7 +162,7 @@ class PaddleChange:
     def install(self, *args: Any) -> None:
         """Makes the change for the rest of the process, if it is needed and not made yet."""
         if self.permanent is None:
-            raise ValueError(f"{self.name} is a scope, and nothing says why it should stay")
+            raise ValueError(f"{self.name} is a scope, and does not say why it should stay")
         if self._is_to_be_made():
             self._make(args)
 

@@ -1,8 +1,7 @@
-"""Several processes of one job on this machine: started through ``paddle.distributed.launch``, watched, and ended with all
-they leave behind.
+"""The processes of one job on this machine: started through ``paddle.distributed.launch``, monitored, and ended with everything
+that they leave behind.
 
-What runs in each of them is a script that calls ``work`` with what it has to tell, line by line, and the arguments that it
-was started with.
+Each of them runs a script that calls ``work`` with the lines that it reports.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -31,16 +30,17 @@ _WORKER = "PADDLE_RBT_WORKER"
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM; as an interrupt from the keyboard it passes all who catch what plugins and models raise."""
+    """SIGTERM. Like an interrupt from the keyboard, it is not caught by code that catches the exceptions of plugins and
+    models."""
 
     exit_code = 128 + signal.SIGTERM
 
 
 @contextmanager
 def unwound_on_sigterm() -> Iterator[None]:
-    """Lets SIGTERM raise Terminated, so that the ``with`` blocks in it end what they have started.
+    """Makes SIGTERM raise Terminated, so that ``with`` blocks inside end what they have started.
 
-    Only in the main thread, which alone gets signals, and where nobody has said otherwise what SIGTERM does."""
+    Takes effect only in the main thread, which alone receives signals, and only if SIGTERM has its default handler."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
@@ -57,8 +57,8 @@ def unwound_on_sigterm() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Lets this process end when the one that started it is gone, even if that was killed: it holds the other end of standard
-    input, a pipe that nothing is written to any more."""
+    """Makes this process end when its parent is gone, even if the parent was killed: the parent holds the other end of standard
+    input, a pipe to which nothing is written."""
 
     def wait() -> None:
         os.read(0, 1)
@@ -68,7 +68,7 @@ def end_with_parent() -> None:
 
 
 def descendants(process: psutil.Process) -> set[psutil.Process]:
-    """Every process that ``process`` has started, directly or not; none where it is gone."""
+    """Every process that ``process`` has started, directly or indirectly; empty if it is gone."""
     with suppress(psutil.NoSuchProcess):
         return set(process.children(recursive=True))
     return set()
@@ -77,8 +77,8 @@ def descendants(process: psutil.Process) -> set[psutil.Process]:
 def kill(processes: Iterable[psutil.Process], timeout: float = 10) -> None:
     """Kills the processes and waits up to ``timeout`` seconds until they are gone.
 
-    psutil compares creation times first, so a process that has reused the id of another is left alone. A zombie counts as gone:
-    in a container nobody may be there to reap it."""
+    psutil compares creation times first, so a process that has reused an id is not killed. A zombie counts as gone, since in a
+    container there may be nobody to reap it."""
     running = list(processes)
     for process in running:
         with suppress(psutil.NoSuchProcess):
@@ -96,9 +96,9 @@ def _is_zombie(process: psutil.Process) -> bool:
 
 
 def work(directory: str, lines: Iterable[Any]) -> None:
-    """What a started process does: joins the others, then takes ``lines`` one by one and tells each, as JSON.
+    """The body of a started process: joins the others, then iterates over ``lines`` and reports each of them as JSON.
 
-    It leaves a file ``done.RANK`` in the directory when it has ended well."""
+    It creates a file ``done.RANK`` in the directory when it has succeeded."""
     end_with_parent()
     import paddle
     import paddle.distributed as dist
@@ -114,12 +114,13 @@ def work(directory: str, lines: Iterable[Any]) -> None:
 
 
 class Processes:
-    """The processes of one job, inside a ``with`` block that none of them outlives.
+    """The processes of one job, as a ``with`` block that none of them outlives.
 
-    ``what`` is their name in messages; ``lines`` the number of lines that each will tell, one per ``unit``; ``timeout`` the
-    seconds that they may take together. ``directory`` is theirs alone and goes with them: put there what they read.
+    ``what`` names the job in messages; ``lines`` is the number of lines that each process will report, one per ``unit``;
+    ``timeout`` is the time limit in seconds. ``directory`` belongs to the job and is deleted with it; put the files that the
+    processes read there.
 
-    Raises TunerError in a process of a job, which would start jobs without end."""
+    Raises TunerError inside a process of a job, which would start jobs endlessly."""
 
     def __init__(self, what: str, count: int, lines: int, unit: str, timeout: float):
         if _WORKER in os.environ:
@@ -136,22 +137,26 @@ class Processes:
         self._deadline = 0.0
 
     def start(self, script: str, *arguments: str, gpus: bool = False) -> None:
-        """Runs ``script DIRECTORY ARGUMENTS...`` in each process: on a CUDA device of its own, or on the CPU, where they
-        share the cores."""
+        """Runs ``script DIRECTORY ARGUMENTS...`` in each process: each on its own CUDA device, or on the CPU, where they share
+        the cores."""
         command = [sys.executable, "-m", "paddle.distributed.launch", "--log_dir", str(self.directory / "log")]
         if gpus:
             command += ["--devices", ",".join(map(str, range(self.count)))]
         else:
             command += ["--nproc_per_node", str(self.count), "--backend", "gloo"]
-        command += [script, str(self.directory), *arguments]
+        self.launch([*command, script, str(self.directory), *arguments])
+
+    def launch(self, command: Sequence[str]) -> psutil.Popen:
+        """Runs a launcher, whose descendants are the processes of the job; returns it."""
         environment = _environment(self.count, self._temporary.name)
         self._deadline = time.monotonic() + self.timeout
         with (self.directory / "launch.log").open("wb") as log:
-            # A session of its own, so that Ctrl-C reaches this process only, which then ends the others. The launcher hands its
-            # standard input on to them, so all see this process go (end_with_parent).
+            # It gets a session of its own, so that Ctrl-C reaches only this process, which then ends the others. The launcher
+            # passes its standard input on to them, so all of them notice when this process ends (end_with_parent).
             self._launcher = psutil.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
             )
+        return self._launcher
 
     def __enter__(self) -> Processes:
         self._signals.enter_context(unwound_on_sigterm())
@@ -169,18 +174,18 @@ class Processes:
 
     @property
     def lines(self) -> tuple[Any, ...]:
-        """What the first process has told so far; a line that is still being written does not count."""
+        """The lines that the first process has reported so far; an incomplete line does not count."""
         path = self.directory / "lines.0"
         text = path.read_text() if path.exists() else ""
         return tuple(json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n"))
 
     @property
     def ended(self) -> bool:
-        """All have ended well. They say so themselves, since the launcher takes seconds to notice."""
+        """Whether all processes have succeeded. They report this themselves, since the launcher takes seconds to notice."""
         return len(list(self.directory.glob("done.*"))) == self.count
 
     def check(self) -> None:
-        """Raises TunerError, with the end of its log, where a process has failed, and where all take too long."""
+        """Raises TunerError, with the end of a log, if a process has failed or the time limit has passed."""
         code = None
         if self._launcher is not None:
             self._started |= descendants(self._launcher)
@@ -194,7 +199,7 @@ class Processes:
         return TunerError(f"{what} after {len(self.lines)} of {self.expected} {self.unit}.{self._log_tail()}")
 
     def _log_tail(self) -> str:
-        """The end of the log that says most: one with a traceback, else the first that is not empty."""
+        """The end of the most informative log: one with a traceback, else the first that is not empty."""
         logs = [*sorted(self.directory.glob("log/workerlog.*")), self.directory / "launch.log"]
         texts = {log.name: log.read_text(errors="replace").strip() for log in logs}
         said = [name for name, text in texts.items() if text]
@@ -206,14 +211,14 @@ class Processes:
 
 
 def _environment(processes: int, directory: str) -> dict[str, str]:
-    """This process's environment, less what another launcher may have left in it."""
+    """The environment of this process, without variables that another launcher may have set."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("PADDLE_")}
     root = str(Path(__file__).parents[1])
     return kept | {
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes)),
         "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
-        # Memory stays with a process that has freed it. By default the C library hands large blocks back at once, and getting
-        # them again costs several times what an elementwise op on the CPU does with them.
+        # Processes keep the memory that they free. By default the C library returns large blocks at once, and requesting them
+        # again costs several times as much as an elementwise op on them.
         "MALLOC_MMAP_MAX_": "0",
         "MALLOC_TRIM_THRESHOLD_": str(2**40),
         _WORKER: "1",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.config import Settings
@@ -17,6 +17,7 @@ from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.pattern import CompiledPattern
 from paddle_rbt_plugin.plugins import detect_cluster, parse_cluster
 from paddle_rbt_plugin.search import SearchSpace, Watcher
+from paddle_rbt_plugin.validation import check_fields, one_of, whole
 
 TRAINING_PRECISIONS = ("fp32", "fp16", "bf16")
 
@@ -38,16 +39,14 @@ class Request:
 
     settings: Settings
     """Its cluster is replaced by the one parsed, or by the devices of the running job where it names none."""
-    global_batch: int | None = None
+    global_batch: Annotated[int | None, whole(1, MAX_GLOBAL_BATCH).or_none()] = None
     """Samples of one optimizer step; None for the batch of the program."""
-    precision: str | None = None
+    precision: Annotated[str | None, one_of(*TRAINING_PRECISIONS).or_none()] = None
     """None for ``fp32``."""
     constraints: tuple[Constraint, ...] = ()
     """They narrow the search space, each with its reason."""
     progress: Watcher | None = None
     """Called with a ``search.Progress`` as the search goes on."""
-    notes: tuple[str, ...] = ()
-    """Notes that the plan starts with."""
     rewrite: bool = True
     """Whether ops that Paddle shards badly take another form, as in programs that are handed over to PIR."""
     assumed: tuple[str, ...] = ()
@@ -58,10 +57,7 @@ class Request:
     """What the settings allow; ``constraints`` are not in it yet."""
 
     def __post_init__(self) -> None:
-        _check_global_batch(self.global_batch)
-        if self.precision is not None and self.precision not in TRAINING_PRECISIONS:
-            named = f"{', '.join(TRAINING_PRECISIONS[:-1])} or {TRAINING_PRECISIONS[-1]}"
-            raise TunerError(f"precision is {named}, not {self.precision!r}")
+        check_fields(self)
         object.__setattr__(self, "settings", replace(self.settings, cluster=_cluster(self.settings)))
         object.__setattr__(self, "space", SearchSpace.parse(self.settings.search_space))
 
@@ -87,12 +83,6 @@ def best_precision(cluster: Cluster) -> str:
         if all(precision in d.precisions and d.flops(precision) > d.flops("fp32") for d in devices):
             return precision
     return "fp32"
-
-
-def _check_global_batch(global_batch: Any) -> None:
-    whole = isinstance(global_batch, int) and not isinstance(global_batch, bool)
-    if global_batch is not None and not (whole and 1 <= global_batch <= MAX_GLOBAL_BATCH):
-        raise TunerError(f"global_batch is a number of samples from 1 to {MAX_GLOBAL_BATCH}, not {global_batch!r}")
 
 
 def _cluster(settings: Settings) -> Cluster:

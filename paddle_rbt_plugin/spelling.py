@@ -27,9 +27,14 @@ def spell_bytes(size: float) -> str:
     return f"{size:.0f} B"
 
 
+def spell_degrees(degrees: Mapping[str, int]) -> str:
+    """``pp 1 x dp 4 x mp 2``."""
+    return " x ".join(f"{axis} {degrees[axis]}" for axis in ("pp", "dp", "mp"))
+
+
 def spell_candidate(candidate: Mapping[str, Any]) -> str:
     """``pp 1 x dp 4 x mp 2, micro batch 4, full recomputation``: degrees, and what is not as usual."""
-    parts = [" x ".join(f"{axis} {candidate[axis]}" for axis in ("pp", "dp", "mp"))]
+    parts = [spell_degrees(candidate)]
     if candidate.get("ep", 1) > 1:
         parts.append(f"ep {candidate['ep']}")
     if "micro_batch" in candidate:

@@ -19,6 +19,7 @@ from paddle_rbt_plugin.completion.forms import CPU_FORMS, forms_on
 from paddle_rbt_plugin.cost.model import CostModelAdapter
 from paddle_rbt_plugin.errors import PlanError, TunerWarning
 from paddle_rbt_plugin.graph import Graph
+from paddle_rbt_plugin.notes import note
 from paddle_rbt_plugin.plan.build import make_plan
 from paddle_rbt_plugin.plan.explain import decision
 from paddle_rbt_plugin.plan.files import check_writable
@@ -69,7 +70,7 @@ def _searched(graph: Graph, request: Request) -> Plan:
         result = run_level(search, settings.level)
     finally:
         answers.save()
-    plan = make_plan(analysis, result, cluster, training, settings.level, request.notes, cost_model.to_dict())
+    plan = make_plan(analysis, result, cluster, training, settings.level, cost_model.to_dict())
     if settings.save_path is not None:
         plan.save(settings.save_path)
     return plan
@@ -110,17 +111,17 @@ def _loaded(graph: Graph, request: Request) -> Plan:
         if name in chosen.keys() - without_meaning and chosen[name] not in allowed
     ]
     if otherwise:
-        note = f"not applied: {'; '.join(otherwise)}; a strategy made by plan.to_strategy() has the settings of the plan"
-        warnings.warn(f"the plan {path!r}: {note}", TunerWarning, stacklevel=5)
-        return replace(plan, notes=(*plan.notes, note))
+        words = str(note("strategy", unmet=otherwise))
+        warnings.warn(f"the plan {path!r}: {words}", TunerWarning, stacklevel=5)
+        return replace(plan, notes=(*plan.notes, words))
     return plan
 
 
 def _warn_nothing_matched(analysis: Analysis) -> None:
     ops = sorted({op.type for op in analysis.graph.ops})
     warnings.warn(
-        "no pattern matches this model, so it is planned as data parallel only, every parameter whole on every device; "
-        f"unmatched ops: {', '.join(ops)}. 'paddle-rbt patterns' lists the patterns there are",
+        "no pattern matches this model, so the plan is data parallel only, with every parameter whole on every device; "
+        f"unmatched ops: {', '.join(ops)}. 'paddle-rbt patterns' lists the available patterns",
         TunerWarning,
         stacklevel=5,
     )

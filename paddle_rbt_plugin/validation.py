@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from paddle_rbt_plugin.errors import TunerError
 
@@ -50,9 +50,8 @@ def whole(least: int = 1, most: int | None = None) -> Kind:
 
 
 def number(words: str, *, finite: bool = True, **bounds: Any) -> Kind:
-    """The kind of a number within pydantic's ``gt``, ``ge``, ``lt`` and ``le``."""
-    checked = AfterValidator(_no_nan)
-    return Kind(f"a number {words}", Annotated[float, Field(strict=True, allow_inf_nan=not finite, **bounds), checked])
+    """The kind of a number within pydantic's ``gt``, ``ge``, ``lt`` and ``le``; no bound accepts NaN."""
+    return Kind(f"a number {words}", Annotated[float, Field(strict=True, allow_inf_nan=not finite, **bounds)])
 
 
 def kinds_of(owner: type) -> Mapping[str, Kind]:
@@ -113,12 +112,6 @@ def _closest(word: str, known: Collection[str]) -> list[str]:
 def shown(value: Any) -> str:
     """The value as a message shows it: short, even where a file's aliases make it large."""
     return "nothing" if value is None else _SHORT.repr(value)
-
-
-def _no_nan(value: float) -> float:
-    if value != value:
-        raise ValueError("not a number")
-    return value
 
 
 @cache

@@ -215,8 +215,8 @@ def recomputed_regions_read_what_is_kept() -> None:
 
 def _verified(layer: nn.Layer, spec: list[InputSpec], cluster: str, **space: Any) -> list[str]:
     """What differs between a plan of a model and the program that it is handed over as."""
-    from paddle_rbt_plugin.handover.pir.structure import verify
     from paddle_rbt_plugin.handover.pir.trace import trace_layer
+    from paddle_rbt_plugin.handover.pir.verification import verify
 
     trace = trace_layer(layer, spec)
     plan = rbt.tune(trace.program, cluster=cluster, search_space={"pp": 1, "sharding_stage": 0, **space})
@@ -260,7 +260,7 @@ def partition_prepared() -> None:
 
 
 def gradients_accumulated_as_read() -> None:
-    from paddle_rbt_plugin.handover.pir import structure
+    from paddle_rbt_plugin.handover.pir import partitioning
     from paddle_rbt_plugin.handover.pir.replay import annotate
     from paddle_rbt_plugin.handover.pir.trace import trace_layer
 
@@ -273,15 +273,15 @@ def gradients_accumulated_as_read() -> None:
             return self.out(self.words(ids)).square().mean()
 
     trace = trace_layer(Lookup(), IDS)
-    with structure.as_rank(0):
+    with partitioning.as_rank(0):
         plan = rbt.tune(trace.program, cluster="1x2:CPU", search_space={"dp": 1, "mp": 2})
         copy = trace.program.clone()
         placements = {name: t.placement for name, t in plan.leaves(trace.graph).items()}
         table = next(t.name for t in trace.graph.params if t.shape == (32, 16))
         placements[table] = type(placements[table])((0, -1))
         annotate(copy, plan.stages[0].process_mesh, placements, ())
-        partitioned = structure.partition(copy)
-        structure.resolve(partitioned)
+        partitioned = partitioning.partition(copy)
+        partitioning.resolve(partitioned)
     assert any(gradient.dist_attr() != parameter.dist_attr() for parameter, gradient in partitioned.gradients)
 
 
@@ -290,7 +290,7 @@ def chunks_as_marked() -> None:
     from paddle.distributed.auto_parallel.static.mix_to_dist_pass import apply_mix2dist_pass
     from paddle.distributed.auto_parallel.strategy import PipelineConfig
 
-    from paddle_rbt_plugin.handover.pir import structure
+    from paddle_rbt_plugin.handover.pir import partitioning
     from paddle_rbt_plugin.handover.pir.pipeline import annotate_stages
     from paddle_rbt_plugin.handover.pir.trace import trace_layer
 
@@ -298,7 +298,7 @@ def chunks_as_marked() -> None:
     plan = rbt.tune(trace.program, cluster="1x2:A100-80G", search_space={"pp": 2, "vpp": 2}, global_batch=16)
     settings = {"enable": True, "schedule_mode": "VPP", "pp_degree": 2, "vpp_degree": 2, "vpp_seg_method": ""}
     program = trace.program.clone()
-    with structure.as_rank(0), pytest.MonkeyPatch.context() as patch:
+    with partitioning.as_rank(0), pytest.MonkeyPatch.context() as patch:
         patch.setenv("PADDLE_TRAINERS_NUM", "2")
         annotate_stages(program, trace.graph, plan, {name: t.placement for name, t in plan.leaves(trace.graph).items()})
         apply_mix2dist_pass(program)

@@ -89,7 +89,7 @@ def test_what_the_shapes_of_inputs_leave_undecided_the_results_decide() -> None:
 
 def test_a_global_batch_for_undecided_inputs_is_an_error_that_says_how_to_decide() -> None:
     specs = [InputSpec([8, 64], "float32", "x"), InputSpec([64, 64], "float32", "mask")]
-    with pytest.raises(TunerError, match=r"x \[8, 64\], mask \[64, 64\].*first dimension of None"):
+    with pytest.raises(TunerError, match=r"x \[8, 64\], mask \[64, 64\].*use None as the first dimension"):
         with_batch(specs, [], 32)
     assert with_batch(specs, [], 8)[2] == Batch(8, frozenset({"x"}))
     assert with_batch(specs, [], None)[2] is None

@@ -11,8 +11,8 @@ import pytest
 from launching import WORKERS, launch
 
 import paddle_rbt_plugin as rbt
-from paddle_rbt_plugin.handover.pir.structure import verify
 from paddle_rbt_plugin.handover.pir.trace import Trace, trace_layer
+from paddle_rbt_plugin.handover.pir.verification import verify
 
 sys.path.insert(0, str(WORKERS))
 

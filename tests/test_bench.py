@@ -79,7 +79,7 @@ def test_a_case_names_what_exists_and_cites_its_experts(case):
         (("experts:", "training: [fused_atention]\nexperts:"), "there is no 'fused_atention'; did you mean fused_attention"),
         (("source: a paper, ", ""), "experts/0: 'source' is a required property"),
         (("cluster:", "cluster: ["), "cannot be read"),
-        (("global_batch: 16", "global_batch: 16\nglobal_batch: 32"), "'global_batch' stands twice"),
+        (("global_batch: 16", "global_batch: 16\nglobal_batch: 32"), "'global_batch' occurs twice"),
         (("experts:", "seq: 9223372036854775808\nexperts:"), "seq: "),
         (("experts:", "seq: 3000000000\nexperts:"), "seq: "),
         (("1.5}", ".nan}"), "experts/0/measured_step_time_s"),
@@ -152,7 +152,7 @@ def test_results_are_written_as_json_markdown_and_plot(case, tmp_path):
 @pytest.mark.parametrize(
     ("option", "file", "message"),
     [
-        ("--plot", "plot.bmx", "ends in none of .svg, .png, .pdf"),
+        ("--plot", "plot.bmx", "must end in .svg, .png or .pdf"),
         ("--save", "nowhere/r.json", "there is no folder 'nowhere'"),
         ("--save", "/proc/r.json", "'/proc/r.json' cannot be written: "),
         ("--markdown", "r" * 300, "cannot be written: File name too long"),
@@ -176,7 +176,7 @@ def test_two_cases_of_one_name_are_refused_before_the_work(case, monkeypatch):
     monkeypatch.setattr("paddle_rbt_plugin.cli.benching.Bench", None)
     result = run(case, case)
     assert result.exit_code == 1
-    assert "two of the cases are named 'mine'" in result.stderr
+    assert "two cases are named 'mine'" in result.stderr
 
 
 def test_the_list_shows_every_case():
@@ -242,7 +242,7 @@ def test_a_file_that_holds_no_results_is_exit_code_1(content, tmp_path):
         (("rows",), [], "cases/0/rows"),
         (("global_batch",), "64", "cases/0/global_batch"),
         (("model",), "\x1b[31m", "'cases/0/model' holds text that cannot be printed"),
-        (("case",), "two", "cases/1/case: 'two' stands twice"),
+        (("case",), "two", "cases/1/case: 'two' occurs twice"),
     ],
 )
 def test_edited_results_are_refused_by_file_and_field(field, value, message, tmp_path):
@@ -271,7 +271,7 @@ def test_edited_results_are_refused_by_file_and_field(field, value, message, tmp
 def test_what_does_not_go_together_is_wrong_usage(arguments):
     result = run(*arguments)
     assert result.exit_code == 2
-    assert "stand alone" in result.stderr
+    assert "cannot be combined" in result.stderr
 
 
 def test_a_row_without_figures_has_a_line_all_the_same():
@@ -304,7 +304,7 @@ def test_paddles_own_tuner_plans_in_a_process_of_its_own(case):
 def test_its_time_is_limited(case):
     loaded = load_case(case)
     with ReferenceTuner([loaded], limit=0.01) as tuner:
-        assert tuner.answer(loaded).reason == "stopped: 0.01 s for all cases were over"
+        assert tuner.answer(loaded).reason == "stopped: the 0.01 s for all cases were used up"
 
 
 def test_sigterm_ends_its_process_too(case):

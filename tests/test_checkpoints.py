@@ -143,12 +143,12 @@ def test_weights_of_less_precision_take_and_give_their_master_weights(tmp_path: 
     ("there", "message"),
     [
         (lambda net: (nn.Sequential(net), None), "another model: it lacks 0.first.weight"),
-        (lambda net: (Net(16), None), r"first.weight has the shape \[4, 8\] there, here \[4, 16\]"),
+        (lambda net: (Net(16), None), r"first.weight has the shape \[4, 8\] there and \[4, 16\] here"),
         (lambda net: (net.first, None), "it lacks weight"),
         (lambda net: (net, trained(net, kind="Momentum")), "it lacks state 'velocity' of first.weight: its optimizer is Adam"),
         (lambda net: (net, trained(net, kind="SGD")), "it holds first.bias/beta1_pow_acc"),
         (lambda net: (net, trained(net, paddle.optimizer.lr.StepDecay(0.1, 2))), "a fixed learning rate, .* StepDecay"),
-        (lambda net: ("net", None), "is of an auto.Engine"),
+        (lambda net: ("net", None), "are made of an auto.Engine"),
     ],
 )
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, there: Any, message: str) -> None:
@@ -193,9 +193,9 @@ def damage(folder: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("short", "not whole: rank0.safetensors"), ("garbled", "damaged: rank0.safetensors"), ("gone", "not whole"),
-        ("elsewhere", "not whole: ../rank0"), ("hole", "parts of first.weight are missing"), ("newer", "version 99"),
-        ("pickle", "is no checkpoint"), ("no index", "is no checkpoint: index.json: No such file"),
+        ("short", "incomplete: rank0.safetensors"), ("garbled", "damaged: rank0.safetensors"), ("gone", "incomplete"),
+        ("elsewhere", "incomplete: ../rank0"), ("hole", "parts of first.weight are missing"), ("newer", "version 99"),
+        ("pickle", "is not a checkpoint"), ("no index", "is not a checkpoint: index.json: No such file"),
     ],
 )  # fmt: skip
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path, how: str, message: str) -> None:
@@ -219,7 +219,7 @@ def test_a_save_that_fails_leaves_the_checkpoint_before_it(tmp_path: Path, monke
             rbt.save_checkpoint(tmp_path / "c", Net())
     rbt.load_checkpoint(tmp_path / "c", other)
     assert same(net, other)
-    with pytest.raises(TunerError, match="is no checkpoint"):
+    with pytest.raises(TunerError, match="is not a checkpoint"):
         rbt.load_checkpoint(tmp_path / "c.partial", other)
 
 

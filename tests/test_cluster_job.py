@@ -68,7 +68,7 @@ def test_a_cuda_device_that_the_catalogue_lacks_is_an_error(cuda):
         ),
         ({"PADDLE_TRAINERS_NUM": "many"}, "PADDLE_TRAINERS_NUM is 'many'; it must be a whole number above zero"),
         ({"PADDLE_TRAINERS_NUM": "0"}, "it must be a whole number above zero"),
-        ({"PADDLE_TRAINERS_NUM": "6", "PADDLE_LOCAL_SIZE": "4"}, "cannot hold evenly"),
+        ({"PADDLE_TRAINERS_NUM": "6", "PADDLE_LOCAL_SIZE": "4"}, "is not a multiple of PADDLE_LOCAL_SIZE"),
         ({"PADDLE_TRAINER_ENDPOINTS": "a:1,b:1,a:2"}, "the processes of host a are not consecutive"),
     ],
 )

@@ -104,8 +104,8 @@ def test_a_detected_topology_is_read():
         ([{"devices": [{"type": "GPU"}]}], "machines[0].devices[0].global_id: expected the number of a device"),
         ([{"devices": [device(0, model="Tesla T4")]}], "machines[0].devices[0].model: 'Tesla T4' is not in the catalogue"),
         ([{"devices": [device(0), device(1, model="NVIDIA H20")]}], "different models in one machine"),
-        ([{"devices": [device(0)]}, {"devices": [device(0)]}], "machines[1].devices: global_id 0 stands twice"),
-        ([{"devices": [device(0), device(0)]}], "machines[0].devices: global_id 0 stands twice"),
+        ([{"devices": [device(0)]}, {"devices": [device(0)]}], "machines[1].devices: global_id 0 occurs twice"),
+        ([{"devices": [device(0), device(0)]}], "machines[0].devices: global_id 0 occurs twice"),
         (
             [{"devices": [device(0), device(1)], "links": [link(0, 1, bandwidth="fast")]}],
             "machines[0].links[0].bandwidth must be ",

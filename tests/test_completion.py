@@ -12,8 +12,8 @@ from partitioned import PartitionedOp, computing_ops
 from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.completion import Completion, Placement
 from paddle_rbt_plugin.completion.work import Kernel, Value
+from paddle_rbt_plugin.handover.pir.partitioning import partition
 from paddle_rbt_plugin.handover.pir.replay import annotate
-from paddle_rbt_plugin.handover.pir.structure import partition
 from paddle_rbt_plugin.handover.pir.trace import Trace, trace_layer
 from paddle_rbt_plugin.models import GPTConfig, LlamaConfig, build, input_spec
 from paddle_rbt_plugin.plugins import load_plugins

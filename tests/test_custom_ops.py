@@ -16,8 +16,8 @@ from paddle.utils import cpp_extension
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.handover.dygraph import ops
-from paddle_rbt_plugin.handover.pir.structure import verify
 from paddle_rbt_plugin.handover.pir.trace import Trace, trace_layer
+from paddle_rbt_plugin.handover.pir.verification import verify
 from paddle_rbt_plugin.plugins import load_plugins
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="a custom op needs a compiler")]

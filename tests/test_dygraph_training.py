@@ -58,7 +58,7 @@ def test_a_plan_that_the_script_does_not_apply_is_warned_about(tmp_path: Path) -
     assert found["after steps"] == [], "the states that are there are divided, too"
     assert found["moments after steps"] == [[8, 32], [16], [16, 16], [8]]
     assert "no parameter that plan.shard_layer has sharded" in found["other parameters"]
-    assert "give the optimizer itself" in found["wrapped"]
+    assert "pass the optimizer itself" in found["wrapped"]
 
 
 class Block(nn.Layer):
@@ -119,15 +119,15 @@ def test_batches_come_as_lists_dicts_and_both(loader: Any, batch: Any) -> None:
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ([X[0], Y], r"has the shape \[4\] for the input 'x', which is planned with the shape \[8, 4\]"),
+        ([X[0], Y], r"has the shape \[4\] for the input 'x', which was planned with the shape \[8, 4\]"),
         ({"x": X, "y": Y[None]}, r"has the shape \[1, 8, 4\] for the input 'y'"),
         ([X, Y[:5]], r"shape \[5, 4\] for the input 'y' cannot be split over 2 ranks in dimension 0; .*drop_last"),
         ([X], "fewer tensors than the 2 inputs of the program"),
         ([X, Y, X], r"more tensors than the 2 inputs of the program \(x, y\)"),
         ({"x": X}, "lacks the input 'y'"),
         ({"x": X, "z": Y}, "places no input 'z'; the program reads x, y"),
-        ({"x": X, "y": [[1, 2], [3]]}, "for the input 'y' makes no tensor"),
-        ([X, "text"], "has the shape|makes no tensor"),
+        ({"x": X, "y": [[1, 2], [3]]}, "for the input 'y' cannot be converted to a tensor"),
+        ([X, "text"], "has the shape|cannot be converted"),
     ],
 )
 def test_a_batch_that_does_not_fit_is_refused_with_its_input_and_what_was_planned(
@@ -140,7 +140,7 @@ def test_a_batch_that_does_not_fit_is_refused_with_its_input_and_what_was_planne
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        ({"sharding_stage": 3}, r"ZeRO stage 3, and dygraph runs stages 0, 1, 2; .*'sharding_stage': \[0, 1, 2\]"),
+        ({"sharding_stage": 3}, r"ZeRO stage 3, but dygraph supports only stages 0, 1, 2; .*'sharding_stage': \[0, 1, 2\]"),
         ({"sharding_stage": 1, "sharding_degree": 2}, r"over 2 of 4 replicas, .*'sharding_degree': 'whole'"),
     ],
 )

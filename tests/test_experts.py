@@ -18,9 +18,12 @@ import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.cluster import ProcessMesh, parse_cluster
 from paddle_rbt_plugin.cost.candidate import Training
 from paddle_rbt_plugin.cost.model import CostModelAdapter, PluginCostModel
+from paddle_rbt_plugin.handover.pir.partitioning import partition
+from paddle_rbt_plugin.handover.pir.prediction import predicted
 from paddle_rbt_plugin.handover.pir.replay import annotate
-from paddle_rbt_plugin.handover.pir.structure import compare, handed_over, partition, predicted
+from paddle_rbt_plugin.handover.pir.structure import compare
 from paddle_rbt_plugin.handover.pir.trace import trace_layer
+from paddle_rbt_plugin.handover.pir.verification import handed_over
 from paddle_rbt_plugin.plugins import load_plugins
 from paddle_rbt_plugin.search import Analysis, Search, SearchSpace, analyse, candidates, run_level
 

@@ -101,9 +101,7 @@ def test_a_plan_that_is_simpler_than_faster_ones_says_so():
     made = plan(mp=2, pp=1)
     faster = {**made.candidates[0], "step_time_s": made.estimate.step_time_s * 0.997}
     found = reasons(dataclasses.replace(made, candidates=(*made.candidates, faster)))["remarks"]
-    assert found == [
-        "simpler than 1 candidate predicted to be faster by up to 0.30%, which the estimate cannot tell from nothing"
-    ]
+    assert found == ["simpler than 1 candidate predicted to be faster by up to 0.30%, less than the estimate can resolve"]
 
 
 def test_nothing_takes_time_that_takes_none():

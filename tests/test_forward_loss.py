@@ -47,7 +47,7 @@ def test_the_loss_is_the_first_output_or_that_of_a_dict() -> None:
 
 @pytest.mark.parametrize("outputs", [(paddle.ones([4, 2]),), (), ({"logits": 1},), (None,)])
 def test_a_forward_without_a_loss_is_an_error_that_says_what_it_returned(outputs) -> None:
-    with pytest.raises(TunerError, match=r"no loss is given, .* (of shape \[4, 2\]|nothing of that kind); give a loss"):
+    with pytest.raises(TunerError, match=r"no loss is given, .* (of shape \[4, 2\]|no tensor); pass a loss"):
         forward_loss(*outputs)
 
 

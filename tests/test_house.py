@@ -14,7 +14,7 @@ import paddle_rbt_plugin
 ROOT = Path(paddle_rbt_plugin.__file__).parent
 MODULES = sorted(p for p in ROOT.rglob("*.py"))
 ORDER = (
-    ("errors", "file_schema", "patching", "spelling"),
+    ("errors", "file_schema", "notes", "patching", "spelling"),
     ("validation",),
     ("config", "processes"),
     ("graph", "cluster"),

@@ -158,7 +158,7 @@ def test_a_float_may_be_written_as_yaml_does_not_understand_it(tmp_path):
         (YAML + "norm_eps: small\n", "norm_eps must be a number above 0 and less than 1, not 'small'"),
         ("- gpt\n", "a model config is a mapping of fields, not list"),
         ("a: [\n", "cannot read the model config"),
-        (YAML + "seq: 32\n", "'seq' stands twice"),
+        (YAML + "seq: 32\n", "'seq' occurs twice"),
         (YAML.replace("arch: gpt", "arch: [gpt]"), "arch must be one of"),
         *((YAML.replace("seq: 16", f"seq: {n}"), "seq must be a whole number from 1 to 16777216") for n in (2**63, 3 * 10**9)),
         *(

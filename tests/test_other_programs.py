@@ -102,7 +102,7 @@ def test_a_plan_with_a_signature_of_the_old_kind_is_loaded_with_a_warning(tmp_pa
     old = json.loads(path.read_text()) | {"signature": graph(network).structure_signature}
     assert old["signature"] != made.signature
     path.write_text(json.dumps(old))
-    with pytest.warns(rbt.TunerWarning, match=r"signature of the old kind.*plan and save it again") as caught:
+    with pytest.warns(rbt.TunerWarning, match=r"old signature.*plan again and save") as caught:
         loaded = tune(network, load_path=path)
     assert len(caught) == 1
     assert loaded.to_dict() == made.to_dict(), "and has the new one from then on"

@@ -17,8 +17,8 @@ import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.completion import operands
 from paddle_rbt_plugin.handover.pir import patches, structure
 from paddle_rbt_plugin.handover.pir.replay import annotate
-from paddle_rbt_plugin.handover.pir.structure import verify
 from paddle_rbt_plugin.handover.pir.trace import Trace, trace_layer
+from paddle_rbt_plugin.handover.pir.verification import verify
 
 sys.path.insert(0, str(WORKERS))
 from partial_values import BATCH, LENGTH, SHAPES, WIDTH, Network, token_loss

@@ -12,7 +12,7 @@ import pytest
 from small import SMALL_GPT, lazy_gpt, traced_gpt
 
 import paddle_rbt_plugin as rbt
-from paddle_rbt_plugin.handover.pir.structure import verify
+from paddle_rbt_plugin.handover.pir.verification import verify
 from paddle_rbt_plugin.models import build, input_spec
 
 

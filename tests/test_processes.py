@@ -77,8 +77,7 @@ def test_a_job_ends_what_its_launcher_started_and_no_process_that_a_file_names(t
     bystander = psutil.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
     with Processes("the test", 1, 1, "steps", 100) as job:
         (job.directory / "pid.0").write_text(str(bystander.pid))
-        job._launcher = psutil.Popen([sys.executable, "-c", GRANDPARENT], stdin=subprocess.PIPE, start_new_session=True)
-        launcher = psutil.Process(job._launcher.pid)
+        launcher = job.launch([sys.executable, "-c", GRANDPARENT])
         until(launcher.children)
         started = [launcher, *launcher.children(recursive=True)]
     assert not any(map(alive, started))
@@ -89,12 +88,11 @@ def test_a_job_ends_what_its_launcher_started_and_no_process_that_a_file_names(t
 
 def test_workers_are_ended_though_their_launcher_is_gone() -> None:
     with Processes("the test", 1, 1, "steps", 100) as job:
-        job._launcher = psutil.Popen([sys.executable, "-c", GRANDPARENT], stdin=subprocess.PIPE, start_new_session=True)
-        job._deadline = float("inf")
-        until(psutil.Process(job._launcher.pid).children)
+        launcher = job.launch([sys.executable, "-c", GRANDPARENT])
+        until(launcher.children)
         job.check()
-        workers = job._launcher.children()
-        job._launcher.kill()
-        job._launcher.wait()
+        workers = launcher.children()
+        launcher.kill()
+        launcher.wait()
         assert all(map(alive, workers))
     assert not any(map(alive, workers))

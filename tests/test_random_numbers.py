@@ -16,8 +16,8 @@ from paddle_rbt_plugin.completion.distributed_ops import placement_of
 from paddle_rbt_plugin.completion.oracle import Oracle
 from paddle_rbt_plugin.completion.question import Operand, Question
 from paddle_rbt_plugin.graph.random_ops import DEVICE_OPS, RANDOM_OPS, SEED_OPERANDS, STREAM_ATTRIBUTES, draws
+from paddle_rbt_plugin.handover.pir.partitioning import as_rank
 from paddle_rbt_plugin.handover.pir.replay import annotate
-from paddle_rbt_plugin.handover.pir.structure import as_rank
 from paddle_rbt_plugin.handover.shared.random_streams import Source, Streams, coordinates, hashed, seeded
 
 MODES = ("static", "dygraph")
@@ -117,7 +117,7 @@ def test_a_check_names_the_replica_that_differs_and_its_ranks(ranks: list, run: 
     for rank in ranks:
         assert rank[run]["checked"] == ""
         assert rank[run]["changed"].startswith(
-            "blocks.1.norm.bias should be alike on ranks 0, 1, but differs between rank 0 and rank 1"
+            "blocks.1.norm.bias should be equal on ranks 0, 1, but differs between rank 0 and rank 1"
         )
 
 

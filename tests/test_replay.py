@@ -15,8 +15,8 @@ from paddle_rbt_plugin.completion.distributed_ops import building_pir, call_op, 
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.cpp_signatures import signature
 from paddle_rbt_plugin.handover.pir.replay import annotate
-from paddle_rbt_plugin.handover.pir.structure import verify
 from paddle_rbt_plugin.handover.pir.trace import Trace, trace_layer
+from paddle_rbt_plugin.handover.pir.verification import verify
 
 MESH = ProcessMesh(("dp", "mp"), (2, 4), tuple(range(8)))
 

@@ -18,7 +18,10 @@ SETTINGS = Settings(cluster="1x2:A100-80G")
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"global_batch": True}, "global_batch is a number of samples"), ({"precision": "fp8"}, "fp32, fp16 or bf16, not 'fp8'")],
+    [
+        ({"global_batch": True}, "global_batch must be a whole number from 1"),
+        ({"precision": "fp8"}, "one of fp32, fp16, bf16, not 'fp8'"),
+    ],
 )
 def test_a_wrong_request_is_not_made(wrong, message) -> None:
     with pytest.raises(rbt.TunerError, match=message):

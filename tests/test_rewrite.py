@@ -14,7 +14,7 @@ from paddle_rbt_plugin.completion import Oracle, Placement
 from paddle_rbt_plugin.completion.forms import CPU_FORMS, Form, sharded_form
 from paddle_rbt_plugin.completion.question import Operand, Question
 from paddle_rbt_plugin.graph.rewrite import rewrite_graph
-from paddle_rbt_plugin.handover.pir.rewrite import build_op
+from paddle_rbt_plugin.handover.pir.rewrite import SerialOp, build_op
 
 ONE = ProcessMesh(("mp",), (1,), (0,))
 MESH = ProcessMesh(("dp", "mp"), (2, 2), (0, 1, 2, 3))
@@ -44,7 +44,7 @@ def rebuilt(serial):
         op = y.get_defining_op()
         attrs = {k: v for k, v in op.attrs().items() if k in ("axis", "repeats")}
         name = op.name().removeprefix("pd_op.")
-        ops = build_op(name, attrs, {"x": [x]}, y, ONE, CPU_FORMS)
+        ops = build_op(SerialOp(name, attrs, y, ONE, CPU_FORMS), {"x": [x]})
         assert name not in {new.name().removeprefix("pd_op.") for new in ops}
         return ops[-1].result(0)
 

@@ -182,8 +182,7 @@ def test_level_o3_that_runs_out_of_time_keeps_the_other_notes() -> None:
     search = search_of(HETERO, mode="eval", recompute="full")
     search.deadline = Deadline(0.0)
     notes = run_level(search, "o3").notes
-    assert any("stopped by the time limit" in note for note in notes)
-    assert any(note.startswith("ignored: recompute full") for note in notes)
+    assert sorted(note.kind for note in notes) == ["ignored", "stopped"]
 
 
 def test_a_host_that_launches_in_no_time_bounds_no_setting() -> None:

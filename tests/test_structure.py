@@ -9,8 +9,9 @@ import paddle
 import pytest
 
 from paddle_rbt_plugin.config import Settings
-from paddle_rbt_plugin.handover.pir.structure import StageComparison, compare, verify
+from paddle_rbt_plugin.handover.pir.structure import compare
 from paddle_rbt_plugin.handover.pir.trace import Trace, trace_layer
+from paddle_rbt_plugin.handover.pir.verification import StageComparison, verify
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.models import GPTConfig, LlamaConfig, build, input_spec
 from paddle_rbt_plugin.plan.plan import Plan

@@ -23,9 +23,9 @@ CLUSTER = "1x2:A100-80G"
     [
         ({"loss": 5}, "the loss given, '5', is not a value of the program"),
         ({"loss": "mean"}, "the loss given, 'mean', is not a value of the program"),
-        ({"global_batch": "8"}, "global_batch is a number of samples"),
-        ({"global_batch": -8}, "global_batch is a number of samples"),
-        ({"precision": "fp8"}, "precision is fp32, fp16 or bf16, not 'fp8'"),
+        ({"global_batch": "8"}, "global_batch must be a whole number from 1"),
+        ({"global_batch": -8}, "global_batch must be a whole number from 1"),
+        ({"precision": "fp8"}, "precision must be one of fp32, fp16, bf16, not 'fp8'"),
         ({"levle": "o1"}, "did you mean level"),
     ],
 )

@@ -17,8 +17,8 @@ from paddle.distributed.fleet import auto
 
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.handover.pir.structure import StageComparison, verify
 from paddle_rbt_plugin.handover.pir.trace import Trace, trace_layer
+from paddle_rbt_plugin.handover.pir.verification import StageComparison, verify
 from paddle_rbt_plugin.handover.pir.zero import constraint, stage_of
 from paddle_rbt_plugin.handover.shared.zero import shard_dimension
 from paddle_rbt_plugin.models import GPTConfig, LlamaConfig, build, input_spec

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +17,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 BENCHMARKS = Path(__file__).parents[1]
 GRACE = 8.0
@@ -32,7 +33,7 @@ class Job:
     def __init__(self, jobs: Jobs, processes: int, kind: str):
         self.jobs, self.processes, self.kind, self.trained = jobs, processes, kind, 0
         self.number = jobs.next_number()
-        self.pids: list[int] = []
+        self.running: list[psutil.Process] = []
         self.lines: list[Any] = []
         self.logs = [jobs.directory / f"log.{self.number}.{rank}" for rank in range(processes)]
         self._start()
@@ -62,7 +63,7 @@ class Job:
             lines, hello = self.jobs.accept()
             if hello["pool"] == self.number:
                 connected[hello["rank"]] = lines
-                self.pids.append(hello["pid"])
+                self.running.append(psutil.Process(hello["pid"]))
         self.lines = [connected[rank] for rank in range(self.processes)]
         answers = self._gather(60.0)
         if any(a is None for a in answers):
@@ -120,9 +121,9 @@ class Job:
         return "\n".join(log.read_text(errors="replace")[-length:] for log in self.logs if log.exists())
 
     def end(self) -> None:
-        for pid in self.pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for process in self.running:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         for lines in self.lines:
             lines.close()
         self.jobs.forget(self)

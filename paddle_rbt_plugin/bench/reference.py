@@ -87,7 +87,7 @@ class ReferenceTuner:
             try:
                 line = self._answers.get(timeout=max(0.0, self._end - time.monotonic()))
             except queue.Empty:
-                return Answer(reason=f"stopped: {self._limit:g} s for all cases were over")
+                return Answer(reason=f"stopped: the {self._limit:g} s for all cases were used up")
             if not line:
                 self._answers.put("")
                 return Answer(reason="its process ended without an answer")
@@ -101,7 +101,7 @@ def _not_asked(case: Case) -> str:
     if cluster.machines > 1:
         return "it fails on more than one machine"
     if model_config(case.model, case.seq) is None:
-        return "it is asked about named models and config files only"
+        return "it is run for named models and config files only"
     return ""
 
 

@@ -67,7 +67,9 @@ def plot_format(path: str) -> str:
     """The format of a plot by the ending of its file's name. Raises TunerError for an unknown one, or without matplotlib."""
     found = PurePath(path).suffix.removeprefix(".").lower()
     if found not in FORMATS:
-        raise TunerError(f"no plot can be written to {path!r}: its name ends in none of .{', .'.join(FORMATS)}")
+        raise TunerError(
+            f"no plot can be written to {path!r}: its name must end in .{', .'.join(FORMATS[:-1])} or .{FORMATS[-1]}"
+        )
     if find_spec("matplotlib") is None:
         raise TunerError("a plot needs matplotlib: install 'paddle-rbt-plugin[plot]'")
     return found

@@ -76,10 +76,10 @@ def load_results(path: str | Path) -> list[Result]:
     except (OSError, ValueError, RecursionError) as error:
         raise TunerError(f"the results {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        raise TunerError(f"{path} holds no results of 'paddle-rbt bench' of schema {SCHEMA}; save some with --save")
+        raise TunerError(f"{path} does not hold results of 'paddle-rbt bench' in schema {SCHEMA}; write some with --save")
     wrong = problem("paddle_rbt_plugin.bench", "results.schema.json", data) or _unfit(data)
     if wrong:
-        raise TunerError(f"{path} is not what 'paddle-rbt bench --save' wrote: {wrong}")
+        raise TunerError(f"{path} was not written by 'paddle-rbt bench --save': {wrong}")
     return [Result(**{**case, "rows": tuple(Row(**row) for row in case["rows"])}) for case in data["cases"]]
 
 
@@ -90,10 +90,10 @@ def _unfit(data: Mapping[str, Any]) -> str:
     names = [case["case"] for case in data["cases"]]
     for i, name in enumerate(names):
         if name in names[:i]:
-            return f"cases/{i}/case: {name!r} stands twice"
+            return f"cases/{i}/case: {name!r} occurs twice"
         kinds = [row["kind"] for row in data["cases"][i]["rows"]]
         if kinds[0] != "ours" or "ours" in kinds[1:]:
-            return f"cases/{i}/rows: the first row, and no other, is of kind 'ours'"
+            return f"cases/{i}/rows: the first row, and no other, must be of kind 'ours'"
     return ""
 
 

@@ -102,7 +102,9 @@ def fit_products(samples: Sequence[Sample], launch: float) -> tuple[dict[str, fl
         if sample["seconds"] > 3 * launch:
             by_precision[sample["precision"]].append(sample)
     if not by_precision:
-        raise TunerError(f"every matrix product took less than three launches of {launch:.1e} s, too little to tell its rate")
+        raise TunerError(
+            f"every matrix product took less than three launches of {launch:.1e} s, too little to measure its rate"
+        )
     fitted = {p: min((_fit_tile(s, tile) for tile in TILES), key=lambda f: f[3]) for p, s in by_precision.items()}
     # The cost model has one tile and one fill for all precisions: those of the fastest, which trains.
     fastest = max(fitted, key=lambda p: fitted[p][0])

@@ -56,7 +56,7 @@ def run_suite(
     chosen = [find_case(name) for name in cases] or list(suite())
     names = [case.name for case in chosen]
     if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise TunerError(f"two of the cases are named {twice!r}; results are told apart by the names of cases")
+        raise TunerError(f"two cases are named {twice!r}; the names of cases must be unique")
     with output.progress("benchmarks") as report:
         results = _run(chosen, reference, reference_limit, report)
     data = to_json(results, {"paddle-rbt-plugin": version("paddle-rbt-plugin"), "paddle": paddle.__version__})

@@ -6,7 +6,8 @@ from rich.table import Table
 
 from paddle_rbt_plugin.cli.output import Output, make_table, titled
 from paddle_rbt_plugin.errors import ModelError
-from paddle_rbt_plugin.handover.pir.structure import FIGURES, StageComparison, Structure, verify
+from paddle_rbt_plugin.handover.pir.structure import FIGURES, Structure
+from paddle_rbt_plugin.handover.pir.verification import StageComparison, verify
 from paddle_rbt_plugin.model_reference import model_trace
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.spelling import counted
@@ -25,7 +26,7 @@ def verify_file(output: Output, path: str, model: str | None) -> bool:
         stages = verify(plan, trace.graph, trace.program)
     differences = [f"{_stage(c, stages)}{line}" for c in stages for line in c.differences]
     tables = [titled(f"{_stage(c, stages)}one rank, one step at the batch of {plan.global_batch}", _table(c)) for c in stages]
-    verdict = "the prediction is the program" if not differences else counted(len(differences), "difference")
+    verdict = "the prediction matches the program" if not differences else counted(len(differences), "difference")
     data = {"equal": not differences, "differences": differences, "stages": [_dict(c) for c in stages]}
     output.result(data, *tables, *differences, verdict)
     return not differences

@@ -72,7 +72,7 @@ def _machine_sizes(environ: Mapping[str, str]) -> list[int]:
     world = world or 1
     local = min(_number(environ, "PADDLE_LOCAL_SIZE") or world, world)
     if world % local:
-        raise ClusterError(f"PADDLE_TRAINERS_NUM is {world}, which machines of PADDLE_LOCAL_SIZE {local} cannot hold evenly")
+        raise ClusterError(f"PADDLE_TRAINERS_NUM is {world}, which is not a multiple of PADDLE_LOCAL_SIZE, {local}")
     return [local] * (world // local)
 
 

@@ -64,7 +64,7 @@ def read_paddle_machines(content: Mapping[str, Any], source: str, more: MoreDevi
     for i, machine in enumerate(machines):
         for number in _accelerators(machine):
             if number in homes:
-                raise machine.error("devices", f"global_id {number} stands twice; it numbers the devices of the whole cluster")
+                raise machine.error("devices", f"global_id {number} occurs twice; it numbers the devices of the whole cluster")
             homes[number] = i
     groups: list[MachineGroup] = []
     for i, machine in enumerate(machines):
@@ -93,7 +93,7 @@ def _accelerators(machine: Fields) -> dict[int, Fields]:
         if kind not in _NO_ACCELERATOR:
             number = _identity(row, "global_id")
             if number in found:
-                raise machine.error("devices", f"global_id {number} stands twice; it numbers the devices of the whole cluster")
+                raise machine.error("devices", f"global_id {number} occurs twice; it numbers the devices of the whole cluster")
             found[number] = row
     return found
 

@@ -107,7 +107,7 @@ def _parse_content(content: object, source: str, more: MoreDevices) -> Cluster:
         )
     for key in fields.data:
         if key != "groups":
-            raise fields.error("", f"{key} stands beside groups; put it into the group it belongs to")
+            raise fields.error("", f"{key} is given beside groups; move it into the group that it belongs to")
     items = fields.data["groups"]
     if not isinstance(items, list | tuple) or not items:
         raise fields.error(

@@ -1,4 +1,4 @@
-"""Reads YAML and JSON of users, who are told of a key that stands twice: the libraries would silently keep the last one."""
+"""Reads YAML and JSON of users, and reports a key that occurs twice: the libraries would silently keep the last one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _no_repetition(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(k for k in keys if keys.count(k) > 1)!r} stands twice in one mapping")
+        raise ValueError(f"the key {next(k for k in keys if keys.count(k) > 1)!r} occurs twice in one mapping")
     return result
 
 

@@ -114,7 +114,7 @@ def estimate(
     closing = int(np.argmax(found.gradient_sync[0] + found.update))
     sync, update = float(found.gradient_sync[0, closing]), float(found.update[closing])
     step = pipeline + float(found.closing_seconds[0])
-    memory = {purpose: np.broadcast_to(nbytes, (1, candidate.pp))[0].tolist() for purpose, nbytes in found.memory().items()}
+    memory = {purpose: np.broadcast_to(nbytes, (1, candidate.pp))[0].tolist() for purpose, nbytes in found.memory.items()}
     peaks = found.peak[0].tolist()
     limits = [m.memory * (1.0 - memory_reserve) for m in stages.machines]
     largest = peaks.index(max(peaks))

@@ -51,8 +51,8 @@ class StageStates:
             self.update = sum((self._update_seconds(p) for p in costs.parts), self.update)
             self._others = sum((self._reduction_along_mp(p) for p in costs.parts), self._exchange_seconds(table))
             self._syncs = [self._reduction_along_dp(p) for p in costs.parts]
-        self.bytes: np.ndarray = sum(self.memory.values()) + self.bucket
-        """Of the states, and of the buffer that gradients are sent in (``bucket``)."""
+        self.bytes: np.ndarray = sum(self.memory.values(), np.zeros(1))
+        """Of all states; not of the buffer that gradients are sent in (``bucket``)."""
 
     def sync_seconds(self, steps: np.ndarray, backward: np.ndarray) -> np.ndarray:
         """Seconds of gradient synchronisation that no backward pass hides, for so many micro batches a step, whose backward
@@ -118,7 +118,6 @@ class PipelineCosts:
             "communication": stages.largest[..., MESSAGE],
         }
         """Bytes by purpose, without buffers for gradients."""
-        self.bytes: np.ndarray = sum(self.memory.values(), np.zeros(1))
 
 
 class StepCosts:
@@ -134,15 +133,15 @@ class StepCosts:
         """What the slowest stage does once, behind its micro batches, per candidate."""
         self.least_seconds: np.ndarray = pipeline.least_seconds + self.closing_seconds
         """No less does a step take, per candidate."""
-        self.peak: np.ndarray = states.bytes + pipeline.bytes
+        self._of_states = states.memory
+        self._of_steps = {**pipeline.memory, "communication": pipeline.memory["communication"] + states.bucket}
+        self.peak: np.ndarray = sum(self._of_steps.values(), states.bytes)
         """Bytes that the device of each stage needs."""
-        self._states = states
 
-    def memory(self) -> dict[str, np.ndarray]:
-        """Bytes by purpose, see ``Estimate.memory``; what they are made of adds up to the peak."""
-        found = {**self._states.memory, **self.pipeline.memory}
-        found["communication"] = found["communication"] + self._states.bucket
-        return found
+    @property
+    def memory(self) -> Mapping[str, np.ndarray]:
+        """What the peak is made of: bytes by purpose, see ``Estimate.memory``."""
+        return {**self._of_states, **self._of_steps}
 
 
 @lru_cache(maxsize=65536)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paddle_rbt_plugin.graph.graph import Graph, Op, Tensor, TensorKind
+from paddle_rbt_plugin.notes import Note, note
 
 Shape = tuple[int, ...]
 
@@ -101,8 +102,8 @@ def steps_for(type_: str, shape: Shape, result: Shape, attrs: Mapping[str, Any],
     return RULES[type_](shape, result, attrs, dtype)
 
 
-def rewrite_graph(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
-    """The graph with every rule applied, and a sentence for each type of op that was replaced.
+def rewrite_graph(graph: Graph) -> tuple[Graph, tuple[Note, ...]]:
+    """The graph with every rule applied, and a note for each type of op that was replaced.
 
     Tensors keep their positions and names, and new ones follow them; ops of the graph keep their names."""
     if RULES.keys().isdisjoint(op.type for op in graph.ops):
@@ -120,7 +121,7 @@ def rewrite_graph(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
             ops.append(op if op.index == len(ops) else replace(op, index=len(ops)))
     if not replaced:
         return graph, ()
-    notes = (f"rewritten to keep shardings: {n} {old} as {new}" for (old, new), n in sorted(replaced.items()))
+    notes = (note("rewritten", count=n, op=old, form=new) for (old, new), n in sorted(replaced.items()))
     return graph.rewritten(tuple(tensors), tuple(ops), graph.loss), tuple(notes)
 
 

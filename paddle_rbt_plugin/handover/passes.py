@@ -56,13 +56,13 @@ class RuleBasedTunerPass(PassBase):
         extra = {key: self._attrs[key] for key in _EXTRA if self._attrs.get(key) is not None}
         settings = Settings.from_mapping({k: v for k, v in self._attrs.items() if k not in _EXTRA})
         request = Request(settings, extra.get("global_batch"), extra.get("precision"))
-        world = paddle.distributed.get_world_size()
-        if world > 1 or settings.cluster is None:
-            check_job(request.cluster, world)
         loss, constraints = extra.get("loss"), extra.get("constraints")
+        alone = constraints is None
+        world = paddle.distributed.get_world_size()
+        if not alone or world > 1 or settings.cluster is None:
+            check_job(request.cluster, world)
         legacy = read_legacy_program(main_program, loss) if is_legacy(main_program) else None
         graph = legacy.graph if legacy is not None else read_program(main_program, loss)
-        alone = constraints is None
         if constraints is None:
             steps = (request.global_batch or 0) // graph.batch.size
             asked = set(settings.search_space or {})  # whoever asks for these of this pass alone runs their passes, too
@@ -76,8 +76,9 @@ class RuleBasedTunerPass(PassBase):
             plan = tune_graph(graph, request)
             if alone and plan.vpp > 1:
                 raise TunerError(
-                    f"the plan {settings.load_path!r} interleaves {plan.vpp} chunks per stage, which auto.Engine and "
-                    "dist.to_static run; for the pass alone plan with search_space={'schedule': ['1F1B', 'FThenB']}"
+                    f"the plan {settings.load_path!r} interleaves {plan.vpp} chunks per stage, which only auto.Engine and "
+                    "dist.to_static can run; to apply the pass alone, plan with "
+                    "search_space={'schedule': ['1F1B', 'FThenB']}"
                 )
             if is_allowed(plan, constraints):
                 mark(main_program, graph, plan)
@@ -89,8 +90,8 @@ class RuleBasedTunerPass(PassBase):
             if shared:
                 names = ", ".join(sorted({original_name(name) for name in shared}))
                 raise TunerError(
-                    f"several stages of the plan hold {names}, whose gradients auto.Engine and dist.to_static sum once a step; "
-                    "for the pass alone plan with search_space={'pp': 1}"
+                    f"several stages of the plan hold {names}, whose gradients only auto.Engine and dist.to_static sum once "
+                    f"per step; to apply the pass alone, plan with search_space={{'pp': 1}}"
                 )
         context.set_attr(PLAN, plan)
 
@@ -104,8 +105,8 @@ def apply_plan(program: Any, plan: Plan, placements: dict[str, Placement], block
     forms = forms_of_job(plan)
     if forms != forms_on(Cluster.from_dict(plan.cluster)) and plan.degrees["mp"] > 1:
         warnings.warn(
-            "the plan is for GPUs and this job runs on CPUs, which have no kernel for a loss on sharded logits: they are "
-            "gathered, which the estimate does not count; plan for the devices of this job to count it",
+            "the plan is for GPUs, but this job runs on CPUs, which have no kernel for a loss on sharded logits: the logits "
+            "are gathered, which the estimate does not include; plan for the devices of this job to include it",
             TunerWarning,
             stacklevel=2,
         )
@@ -136,5 +137,5 @@ def placements_for(graph: Graph, plan: Plan, replicated: bool = False) -> dict[s
             whole = Placement.replicated(t.ndim)
             placements[t.name] = data_parallel(t, graph.batch, mesh.axes.index("dp")) if "dp" in mesh.axes else whole
         else:
-            raise TunerError(f"the program reads the parameter {t.name!r}, which the plan of training does not place")
+            raise TunerError(f"the program reads the parameter {t.name!r}, which the training plan does not place")
     return placements

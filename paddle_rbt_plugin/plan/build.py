@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 
 from paddle_rbt_plugin.cluster import Cluster, stage_meshes
@@ -11,6 +11,7 @@ from paddle_rbt_plugin.completion.forms import SHARDED_FORMS
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.cost.estimates import Estimate
 from paddle_rbt_plugin.cost.stages import make_cut
+from paddle_rbt_plugin.notes import Note, note
 from paddle_rbt_plugin.plan.plan import Plan, PlanEstimate, Stage, TensorPlacement
 from paddle_rbt_plugin.search import Analysis, SearchResult, candidate_dict
 
@@ -21,7 +22,6 @@ def make_plan(
     cluster: Cluster,
     training: Training,
     level: str,
-    notes: Iterable[str] = (),
     cost_model: Mapping[str, str] | None = None,
 ) -> Plan:
     """The plan of the search's winner."""
@@ -55,18 +55,7 @@ def make_plan(
         unmatched=_unmatched(analysis),
         cluster=cluster.to_dict(),
         cost_model=cost_model or {},
-        notes=(
-            *notes,
-            *result.notes,
-            *not_applied(result),
-            *applied_to_programs(result),
-            *_rewrites(analysis, result),
-            *_separate_experts(analysis),
-            *_without_rule(analysis),
-            *(f"pattern {name}: its search was cut short, matches may be missing" for name in analysis.matches.incomplete),
-            *(f"pattern {name}: left out, it raised {error}" for name, error in analysis.matches.failed.items()),
-            *(f"pattern match dropped: {d.match.pattern}: {d.reason}" for d in _notable(analysis)),
-        ),
+        notes=tuple(map(str, _notes(analysis, result))),
     )
 
 
@@ -104,33 +93,41 @@ def _stages(result: SearchResult, cluster: Cluster, best: Candidate) -> tuple[St
     return tuple(sorted(entries, key=lambda e: e.layers))
 
 
-def not_applied(result: SearchResult) -> tuple[str, ...]:
-    """What of the plan none of the hand-overs makes Paddle do by itself, and what to do about it."""
-    best, notes = result.best.candidate, []
+def _notes(analysis: Analysis, result: SearchResult) -> Iterator[Note]:
+    """What the user should know about the plan, in the order of the plan file."""
+    yield from result.notes
+    yield from not_applied(result)
+    yield from applied_to_programs(result)
+    yield from _rewrites(analysis, result)
+    yield from _separate_experts(analysis)
+    for op, count in sorted(analysis.without_rule.items()):
+        yield note("no_rule", count=count, op=op)
+    for pattern in analysis.matches.incomplete:
+        yield note("incomplete", pattern=pattern)
+    for pattern, error in analysis.matches.failed.items():
+        yield note("failed", pattern=pattern, error=error)
+    for dropped in analysis.matches.dropped:
+        if dropped.winner is None:  # a match that lost to another costs no weight its sharding
+            yield note("dropped", pattern=dropped.match.pattern, reason=dropped.reason)
+
+
+def not_applied(result: SearchResult) -> Iterator[Note]:
+    """The parts of a plan that no hand-over makes Paddle do by itself."""
+    best = result.best.candidate
     if best.sequence_parallel:
-        notes.append("sequence parallelism: build the model with it (PIR programs are annotated without sequence dimension)")
+        yield note("sequence_parallel")
     if best.sharding_degree != "whole":
-        notes.append(
-            f"states split over {best.sharding_degree} of {best.dp} replicas: Paddle splits them over a whole mesh axis; "
-            "search_space={'sharding_degree': 'whole'} plans that"
-        )
-    layers = result.best.layers or ()
-    if len({s.completion.mesh for s in layers}) > 1:
-        notes.append("layers of one stage on differently arranged devices; search_space={'layer_meshes': 'one'} avoids it")
+        yield note("sharding_degree", sharding_degree=best.sharding_degree, dp=best.dp)
+    if len({s.completion.mesh for s in result.best.layers or ()}) > 1:
+        yield note("layer_meshes")
     if result.ranks is not None:
-        notes.append("stages in another order than the ranks of the cluster: start the job with its machines in that order")
-    return tuple(f"recommended, not applied: {note}" for note in notes)
+        yield note("group_order")
 
 
-def applied_to_programs(result: SearchResult) -> tuple[str, ...]:
-    """What of the plan is applied to static programs only, and what dygraph users do about it."""
-    ways = {s.recompute for s in result.best.layers or ()} or {result.best.candidate.recompute}
-    if "selective" not in ways:
-        return ()
-    return (
-        "recomputation of the attention cores is applied to static programs; dygraph runs whole layers again only, which "
-        "search_space={'recompute': ['none', 'full']} plans",
-    )
+def applied_to_programs(result: SearchResult) -> Iterator[Note]:
+    """The parts of a plan that are applied to static programs only."""
+    if "selective" in ({s.recompute for s in result.best.layers or ()} or {result.best.candidate.recompute}):
+        yield note("selective_recompute")
 
 
 def _tensors(analysis: Analysis, result: SearchResult, stages: tuple[Stage, ...]) -> dict[str, TensorPlacement]:
@@ -177,47 +174,23 @@ def _unmatched(analysis: Analysis) -> tuple[dict[str, object], ...]:
     return tuple(found)
 
 
-def _separate_experts(analysis: Analysis) -> tuple[str, ...]:
-    """What to do about experts that are Layers of their own, which sharding tensors cannot place: sharded networks of one kind
-    that a layer with a choice of the best (``topk``) holds several of."""
+def _separate_experts(analysis: Analysis) -> Iterator[Note]:
+    """A note on experts that are Layers of their own, which sharding tensors cannot place: a layer that chooses the best
+    (``topk``) holds several sharded networks of one kind."""
     layer_of = analysis.layers.layer_of()
     routed = {layer_of[op.index] for op in analysis.graph if op.type == "topk"}
     sharded = (m for m in analysis.matches.matches if any("mp" in spec for spec in m.specs.values()))
     most = max(
         (n for (layer, _), n in Counter((layer_of[m.ops[0]], m.pattern) for m in sharded).items() if layer in routed), default=0
     )
-    if most < 2:
-        return ()
-    return (
-        f"recommended, not applied: expert parallelism: the {most} experts of a layer have weights of their own; stacked, "
-        "[experts, in, out], they can be divided over the ranks of dp (ep)",
-    )
+    if most > 1:
+        yield note("separate_experts", experts=most)
 
 
-def _rewrites(analysis: Analysis, result: SearchResult) -> tuple[str, ...]:
-    """What hand-over builds in another way than the program says."""
+def _rewrites(analysis: Analysis, result: SearchResult) -> Iterator[Note]:
+    """The ops that hand-over builds in another form than the program has."""
+    yield from analysis.rewritten
     kernels = (k.type for work in result.completion.work for k in work.forward)
     taken = Counter(type_ for type_ in kernels if type_ in SHARDED_FORMS)
-    notes = [f"rewritten to keep shardings: {n} {SHARDED_FORMS[form]} as {form}" for form, n in sorted(taken.items())]
-    return (*analysis.rewritten, *notes)
-
-
-_INSTEAD = {
-    "batch_norm": ". Its statistics are those of the whole batch, as in serial training, and what follows is computed whole "
-    "until something divides it again; nn.GroupNorm and nn.LayerNorm leave the batch divided"
-}
-"""What to know of an op that Paddle knows no sharding of."""
-
-
-def _without_rule(analysis: Analysis) -> tuple[str, ...]:
-    """Ops that run on whole tensors on every rank, whatever the plan."""
-    return tuple(
-        f"Paddle knows no sharding of {n} {type_}: what it reads is gathered, and it is costed as the bytes that it moves"
-        + _INSTEAD.get(type_, "")
-        for type_, n in sorted(analysis.without_rule.items())
-    )
-
-
-def _notable(analysis: Analysis) -> list:
-    """Dropped matches that cost a weight its sharding: those that lost to another match cost nothing."""
-    return [d for d in analysis.matches.dropped if d.winner is None]
+    for form, count in sorted(taken.items()):
+        yield note("rewritten", count=count, op=SHARDED_FORMS[form], form=form)

@@ -85,7 +85,7 @@ def remarks(plan: Plan) -> list[str]:
     step, lines = plan.estimate.step_time_s, []
     faster = [c["step_time_s"] for c in plan.candidates if c["step_time_s"] < step]
     if faster:
-        by = f"by up to {1 - min(faster) / step:.2%}, which the estimate cannot tell from nothing"
+        by = f"by up to {1 - min(faster) / step:.2%}, less than the estimate can resolve"
         lines.append(f"simpler than {counted(len(faster), 'candidate')} predicted to be faster {by}")
     if hint := level_hint(plan):
         lines.append(hint)
@@ -228,10 +228,10 @@ def _find(plan: Plan, name: str) -> tuple[str, TensorPlacement]:
 def _why(tensor: TensorPlacement) -> str:
     sharded = any(axis >= 0 for axis in tensor.dims_mapping)
     if tensor.pattern:
-        return "it is split as the pattern says" if sharded else "the pattern splits it along no axis of this plan"
+        return "it is split as the pattern says" if sharded else "the pattern does not split it along any axis of this plan"
     if tensor.kind == "data":
         return "inputs are split by the batch" if sharded else "it is not split by the batch, so every device reads all of it"
-    return "what no pattern claims stays whole" if not sharded else "it follows from the tensors that it is computed from"
+    return "its sharding follows from its inputs" if sharded else "no pattern claims it, so it stays whole"
 
 
 def _source(row: Mapping[str, Any]) -> str:

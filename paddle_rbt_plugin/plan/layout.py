@@ -107,7 +107,7 @@ def communication(plan: Plan) -> list[dict[str, Any]]:
         some = ", ".join(span("layer", *r) for r in _joined(layers))
         rows.append({"axis": axis, "degree": degree, "where": where + (f" ({some})" if len(layers) < len(plan.stages) else "")})
     if plan.ep > 1:
-        where = f"ep {plan.ep}: the ranks of dp hold different experts, and exchange the tokens that these are to see"
+        where = f"ep {plan.ep}: the ranks of dp hold different experts, and send each token to its experts"
         rows.append({"axis": "ep", "degree": plan.ep, "where": where})
     cuts = [(a.devices[0], b.devices[0]) for a, b in pairwise(plan.stages) if set(a.devices) != set(b.devices)]
     if cuts:

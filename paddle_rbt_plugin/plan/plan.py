@@ -154,8 +154,8 @@ class Plan:
         if graph.structure_signature != self.signature:
             raise PlanError(f"the plan is for another program: {self._difference(graph)}")
         warnings.warn(
-            "the plan has a signature of the old kind, which does not tell which parameters are frozen: it fits this program's "
-            "structure, but its estimate may be that of other trained parameters; plan and save it again",
+            "the plan has an old signature, which does not cover frozen parameters: it fits the structure of this program, "
+            "but its estimate may assume that other parameters are trained; plan again and save the result",
             TunerWarning,
             stacklevel=3,
         )

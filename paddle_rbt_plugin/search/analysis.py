@@ -31,6 +31,7 @@ from paddle_rbt_plugin.graph.names import CanonicalName, with_canonical_names
 from paddle_rbt_plugin.graph.rewrite import rewrite_graph
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.layers.layers import Layers
+from paddle_rbt_plugin.notes import Note
 from paddle_rbt_plugin.pattern import CompiledPattern, ExpandedSpec, Match, MatchResult, Pattern, match_all
 from paddle_rbt_plugin.search.rejections import Reason, reason
 
@@ -47,8 +48,8 @@ class Analysis:
     train: bool = True
     signature: str = ""
     """That of the program as it was read, before any of its ops was written in another way."""
-    rewritten: tuple[str, ...] = ()
-    """Sentences on those that were."""
+    rewritten: tuple[Note, ...] = ()
+    """Notes on those that were."""
     forms: Collection[str] = FORMS
     """The ops that may take another form where their placements ask for it (``completion.forms``)."""
     without_rule: Mapping[str, int] = field(default_factory=dict)

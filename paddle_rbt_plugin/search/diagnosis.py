@@ -13,6 +13,7 @@ from typing import Any
 
 from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.errors import NoFeasiblePlan
+from paddle_rbt_plugin.notes import Note, note
 from paddle_rbt_plugin.search.dimensions import ALL, DEGREES, SearchSpace
 from paddle_rbt_plugin.search.rejections import Reason, reason
 
@@ -60,14 +61,11 @@ def interleaving(space: SearchSpace) -> str:
     return ""
 
 
-def ignored(space: SearchSpace, train: bool) -> str:
-    """What of the space is without meaning for the mode, as a note; empty where nothing is. Who evaluates with the settings of
-    training, as an engine does, need not take them back."""
-    fixed = [key for key in sorted(_TRAINING_ONLY) if not train and getattr(space, key) is not None]
-    if not fixed:
-        return ""
-    asked = ", ".join(_asked(space, key) for key in fixed)
-    return f"ignored: {asked}; evaluation keeps nothing for backward and has no optimizer states to split"
+def ignored(space: SearchSpace, train: bool) -> Note | None:
+    """A note on the settings of the space that the mode has no use for; None if there are none. An engine that evaluates with
+    training settings need not take them back."""
+    asked = [_asked(space, key) for key in sorted(_TRAINING_ONLY) if not train and getattr(space, key) is not None]
+    return note("ignored", asked=asked) if asked else None
 
 
 def _why_unmet(space: SearchSpace, key: str, candidates: Enumerate) -> str:

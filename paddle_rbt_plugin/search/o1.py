@@ -18,6 +18,7 @@ import numpy as np
 
 from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.errors import NoFeasiblePlan
+from paddle_rbt_plugin.notes import Note, distinct
 from paddle_rbt_plugin.search.bounds import Fitting, ascending
 from paddle_rbt_plugin.search.diagnosis import ignored
 from paddle_rbt_plugin.search.rejections import Reason, Rejected
@@ -25,7 +26,6 @@ from paddle_rbt_plugin.search.result import Evaluated, Misses, SearchResult, exp
 from paddle_rbt_plugin.search.space import Degrees, candidate_dict, families, ways
 from paddle_rbt_plugin.search.state import Search
 from paddle_rbt_plugin.search.unpruned import ask_all
-from paddle_rbt_plugin.spelling import counted
 
 KEPT = 20
 """How many of the best candidates are estimated exactly and shown."""
@@ -39,9 +39,7 @@ def run_o1(search: Search) -> SearchResult:
     considered = 0
     for done, degrees in enumerate(found):
         search.progress(done, len(found), degrees.to_dict())
-        if fitting and search.deadline.passed(
-            f"not tried: {len(found) - done} of {counted(len(found), 'way')} to use the devices"
-        ):
+        if fitting and search.deadline.passed("ways", left=len(found) - done, total=len(found)):
             break
         fits, count, reasons = _bound(search, degrees, misses)
         considered += count
@@ -51,7 +49,7 @@ def run_o1(search: Search) -> SearchResult:
             if search.bounded:
                 least, candidate = next(ascending(fits))
                 search.progress.found(least, candidate_dict(candidate), is_estimated=False)
-    asked = ""
+    asked: Note | None = None
     if search.bounded:
         best = _best_by_bounds(search, fitting)
     else:
@@ -61,11 +59,8 @@ def run_o1(search: Search) -> SearchResult:
         raise NoFeasiblePlan(explain_failure(search.cluster, search.space, rejected))
     feasible = tuple(ranked(best.values(), search.resolution))
     winner = feasible[0]
-    without_meaning = ignored(search.space, search.training.mode == "train")
-    notes = tuple(filter(None, (search.deadline.stopped, asked, without_meaning)))
-    return SearchResult(
-        winner, search.completion(winner.candidate), feasible, tuple(rejected), considered, tuple(filter(None, notes))
-    )
+    notes = distinct(search.deadline.stopped, asked, ignored(search.space, search.training.mode == "train"))
+    return SearchResult(winner, search.completion(winner.candidate), feasible, tuple(rejected), considered, notes)
 
 
 def _bound(search: Search, degrees: Degrees, misses: Misses) -> tuple[list[Fitting], int, list[Rejected]]:
@@ -95,7 +90,7 @@ def _best_by_bounds(search: Search, fitting: Mapping[Degrees, Sequence[Fitting]]
     """The best candidates, and the best of each factorisation."""
     best = _best_first(search, [b for fits in fitting.values() for b in fits], KEPT)
     for degrees, fits in fitting.items():
-        if search.deadline.passed("not every way to use the devices was compared"):
+        if search.deadline.passed("comparison"):
             break
         if not any(Degrees.of(c) == degrees for c in best):
             best |= _best_first(search, fits, 1)
@@ -109,7 +104,7 @@ def _best_first(search: Search, fitting: Sequence[Fitting], count: int) -> dict[
     for bound, candidate in ascending(fitting):
         if len(times) >= count and bound > max(sorted(times)[count - 1], min(times) * (1 + search.resolution)):
             break
-        if times and search.deadline.passed("not every candidate that may be among the best was estimated"):
+        if times and search.deadline.passed("estimates"):
             break
         done[candidate] = search.evaluate(candidate)
         if done[candidate].estimate.fits:

@@ -28,6 +28,7 @@ import numpy as np
 from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.cost.pipeline import in_flight
 from paddle_rbt_plugin.cost.stage_costs import LayerStrategy
+from paddle_rbt_plugin.notes import distinct
 from paddle_rbt_plugin.search.layer_costs import CLOSING, LayerCosts, Option, option_of
 from paddle_rbt_plugin.search.o1 import run_o1
 from paddle_rbt_plugin.search.rejections import Reason
@@ -35,7 +36,6 @@ from paddle_rbt_plugin.search.result import Evaluated, SearchResult, ranked
 from paddle_rbt_plugin.search.runs import StageRuns, Way
 from paddle_rbt_plugin.search.space import candidate_dict, variants, ways
 from paddle_rbt_plugin.search.state import Search
-from paddle_rbt_plugin.spelling import counted
 
 _BY_LAYER = frozenset({"dp", "mp", "micro_batch", "recompute"})
 """What a strategy of a layer says."""
@@ -77,7 +77,7 @@ def refine(search: Search, result: SearchResult) -> SearchResult:
         below = min(e.estimate.step_time_s if search.bounded else e.analytic_s for e in found)
         if least >= below:
             break
-        if search.deadline.passed(f"not tried: {len(settings) - done} of {counted(len(settings), 'setting')} of level o2"):
+        if search.deadline.passed("settings", left=len(settings) - done, total=len(settings)):
             break
         cut = best_cut(search, setting, below)
         if cut is None:
@@ -88,7 +88,7 @@ def refine(search: Search, result: SearchResult) -> SearchResult:
             search.progress.found(evaluated.estimate.step_time_s, candidate_dict(evaluated.candidate), is_estimated=True)
     feasible = tuple(ranked(found, search.resolution))
     best = feasible[0]
-    notes = tuple(dict.fromkeys(filter(None, (search.deadline.stopped, *result.notes))))
+    notes = distinct(search.deadline.stopped, *result.notes)
     completion = search.completion(best.candidate)
     return replace(result, best=best, completion=completion, feasible=feasible, notes=notes)
 

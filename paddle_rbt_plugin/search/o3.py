@@ -16,6 +16,7 @@ from itertools import accumulate, permutations
 
 from paddle_rbt_plugin.cluster import Cluster, MachineGroup
 from paddle_rbt_plugin.errors import NoFeasiblePlan
+from paddle_rbt_plugin.notes import distinct
 from paddle_rbt_plugin.search.o2 import run_o2
 from paddle_rbt_plugin.search.result import SearchResult
 from paddle_rbt_plugin.search.state import Search
@@ -30,8 +31,8 @@ def run_o3(search: Search) -> SearchResult:
     failure: NoFeasiblePlan | None = None
     orders = list(_orders(search.cluster))
     for i, order in enumerate(orders):
-        if best is not None and search.deadline.passed(f"not tried: {len(orders) - i} of {len(orders)} orders of the groups"):
-            best = replace(best, notes=tuple(dict.fromkeys((search.deadline.stopped, *best.notes))))
+        if best is not None and search.deadline.passed("orders", left=len(orders) - i, total=len(orders)):
+            best = replace(best, notes=distinct(search.deadline.stopped, *best.notes))
             break
         try:
             result = run_o2(search if i == 0 else search.on(Cluster(tuple(search.cluster.groups[g] for g in order))))

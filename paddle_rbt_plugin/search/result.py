@@ -16,6 +16,7 @@ from paddle_rbt_plugin.completion import Completion
 from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.cost.estimates import Estimate
 from paddle_rbt_plugin.cost.stage_costs import LayerStrategy
+from paddle_rbt_plugin.notes import Note
 from paddle_rbt_plugin.search.bounds import Bound
 from paddle_rbt_plugin.search.dimensions import SearchSpace
 from paddle_rbt_plugin.search.rejections import Reason, Rejected, reason
@@ -60,7 +61,7 @@ class SearchResult:
     rejected: tuple[Rejected, ...]
     considered: int
     """Candidates whose cost was computed or bounded."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     ranks: tuple[int, ...] | None = None
     """Where level o3 reorders the groups of the cluster: the rank in the cluster of each rank in the plan."""
 

@@ -12,6 +12,7 @@ from paddle_rbt_plugin.cost.estimates import RESOLUTION, estimate
 from paddle_rbt_plugin.cost.model import Case, CostModelAdapter
 from paddle_rbt_plugin.cost.stage_costs import LayerStrategy
 from paddle_rbt_plugin.cost.stages import make_cut
+from paddle_rbt_plugin.notes import Note, note
 from paddle_rbt_plugin.search.analysis import Analysis
 from paddle_rbt_plugin.search.bounds import Bound, FamilyBounds
 from paddle_rbt_plugin.search.dimensions import SearchSpace
@@ -26,14 +27,14 @@ class Deadline:
     def __init__(self, limit: float | None = None):
         self._limit = limit
         self._end = None if limit is None else time.monotonic() + limit
-        self.stopped = ""
-        """Says that the search was stopped; empty while it was not."""
+        self.stopped: Note | None = None
+        """Says that the search was stopped; None while it was not."""
 
-    def passed(self, where: str) -> bool:
-        """Whether it is time to stop; ``where`` says what is left undone."""
+    def passed(self, undone: str, **figures: int) -> bool:
+        """Whether it is time to stop; ``undone`` and ``figures`` say what is left to do, as in a note of kind ``stopped``."""
         if self._end is None or time.monotonic() < self._end:
             return False
-        self.stopped = self.stopped or f"stopped by the time limit of {self._limit:g} s: {where}; this is the best so far"
+        self.stopped = self.stopped or note("stopped", limit_s=self._limit, undone=undone, **figures)
         return True
 
 

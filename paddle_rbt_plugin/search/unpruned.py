@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from paddle_rbt_plugin.cost.candidate import Candidate
+from paddle_rbt_plugin.notes import Note, note
 from paddle_rbt_plugin.search.bounds import Bound, Fitting, ascending
 from paddle_rbt_plugin.search.result import Evaluated, Misses, ranked
 from paddle_rbt_plugin.search.space import Degrees, candidate_dict, order_of
 from paddle_rbt_plugin.search.state import Search
-from paddle_rbt_plugin.spelling import counted
 
 MOST_ASKED = 1000
 """Candidates that a cost model without bounds is asked about."""
@@ -23,7 +23,7 @@ MOST_ASKED = 1000
 
 def ask_all(
     search: Search, fitting: Mapping[Degrees, Sequence[Fitting]], misses: Misses, kept: int
-) -> tuple[dict[Candidate, Evaluated], str]:
+) -> tuple[dict[Candidate, Evaluated], Note]:
     """The best ``kept`` candidates by the search's cost model and the best of each factorisation, and a note on how they were
     found. Those that do not fit by that model are added to ``misses``."""
     total = sum(len(some) for found in fitting.values() for some in found)
@@ -33,7 +33,7 @@ def ask_all(
     fits: list[Evaluated] = []
     for done, candidate in enumerate(asked):
         search.progress(done, len(asked), candidate_dict(candidate))
-        if fits and search.deadline.passed(f"the cost model was not asked about {counted(len(asked) - done, 'candidate')}"):
+        if fits and search.deadline.passed("cost_model", left=len(asked) - done):
             break
         evaluated = search.evaluate(candidate)
         if evaluated.estimate.fits:
@@ -45,17 +45,9 @@ def ask_all(
     first: dict[Degrees, Evaluated] = {}
     for evaluated in best:
         first.setdefault(Degrees.of(evaluated.candidate), evaluated)
-    return {e.candidate: e for e in (*best[:kept], *first.values())}, _note(search, len(asked), total)
-
-
-def _note(search: Search, asked: int, total: int) -> str:
     assert search.judge is not None
-    if asked == total:
-        return f"{search.judge.source} was asked about all {counted(total, 'candidate')} that may fit"
-    return (
-        f"{search.judge.source} was asked about {asked} of the {total} candidates that may fit: of each way to use the devices "
-        "those that the analytic model takes for fastest; a narrower search_space leaves none out"
-    )
+    how = note("asked", cost_model=search.judge.source, asked=len(asked), total=total)
+    return {e.candidate: e for e in (*best[:kept], *first.values())}, how
 
 
 def _bound(evaluated: Evaluated) -> Bound:

@@ -67,8 +67,12 @@ def graph_of(model: Any, input_spec: Sequence[Any] | None = None, loss: Any = No
         from paddle_rbt_plugin.handover.pir.trace import trace_layer
 
         if not input_spec:
-            raise TunerError("a Layer is traced on inputs of known shape: give input_spec=[paddle.static.InputSpec(...), ...]")
+            raise TunerError(
+                "tracing a Layer needs the shapes of its inputs: give input_spec=[paddle.static.InputSpec(...), ...]"
+            )
         return trace_layer(model, input_spec, loss, labels_spec).graph
     if hasattr(model, "global_block"):
         return read_program(model, loss)
-    raise TunerError(f"a Layer, a static Program, a Graph or the name of a model can be matched, not {type(model).__name__}")
+    raise TunerError(
+        f"only a Layer, a static Program, a Graph or the name of a model can be matched, not {type(model).__name__}"
+    )

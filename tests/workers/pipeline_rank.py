@@ -24,8 +24,8 @@ from pipeline_play import KINDS, begin, check_message, peer, play
 
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.handover.pir import chunks
+from paddle_rbt_plugin.handover.pir.partitioning import as_rank, partition, resolve
 from paddle_rbt_plugin.handover.pir.pipeline import annotate_stages, schedulable
-from paddle_rbt_plugin.handover.pir.structure import as_rank, partition, resolve
 from paddle_rbt_plugin.handover.pir.trace import trace_layer
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.models import input_spec

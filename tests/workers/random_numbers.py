@@ -22,9 +22,9 @@ import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.completion import Placement
 from paddle_rbt_plugin.handover.dygraph import random as dygraph_random
+from paddle_rbt_plugin.handover.pir.partitioning import partition, resolve
 from paddle_rbt_plugin.handover.pir.replay import annotate
 from paddle_rbt_plugin.handover.pir.seeds import draws_from_device, stream_names
-from paddle_rbt_plugin.handover.pir.structure import partition, resolve
 from paddle_rbt_plugin.handover.shared.conversion import paddle_mesh, paddle_placements
 from paddle_rbt_plugin.handover.shared.engine_random import streams_of
 from paddle_rbt_plugin.handover.shared.gloo import enable_static_training_on_cpu

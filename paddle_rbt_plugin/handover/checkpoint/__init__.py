@@ -99,14 +99,14 @@ def _check(index: store.Index, wanted: dict[str, tuple[int, ...]], saved: set[st
             if kind == "master" or not strict:  # made of the parameter
                 continue
             if kind and not any("/" in other for other in index.tensors):
-                raise TunerError(f"the checkpoint {str(index.path)!r} holds no optimizer; load it into the model alone")
+                raise TunerError(f"the checkpoint {str(index.path)!r} holds no optimizer states; load it without an optimizer")
             lacks = f"state {kind!r} of {parameter}: its optimizer is {index.described['optimizer']}" if kind else name
             raise TunerError(f"{where}: it lacks {lacks}")
         if index.tensors[name].shape != shape:
-            raise TunerError(f"{where}: {name} has the shape {list(index.tensors[name].shape)} there, here {list(shape)}")
+            raise TunerError(f"{where}: {name} has the shape {list(index.tensors[name].shape)} there and {list(shape)} here")
     others = sorted(name for name in saved - set(wanted) if not name.endswith("/master"))
     if others and strict:
-        raise TunerError(f"{where}: it holds {others[0]}, which is not there here")
+        raise TunerError(f"{where}: it holds {others[0]}, which this model lacks")
 
 
 def _value(index: store.Index, tensor: Held, name: str) -> tuple[Any] | None:

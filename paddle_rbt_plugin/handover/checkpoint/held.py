@@ -68,13 +68,13 @@ def holder_of(model: Any, optimizer: Any) -> Holder:
     engine = getattr(model, "_engine", model)
     if isinstance(engine, Engine):
         if not engine._in_pir_mode:
-            raise TunerError("checkpoints are of PIR programs; a legacy program is saved by Engine.save")
+            raise TunerError("checkpoints support PIR programs only; save a legacy program with Engine.save")
         if optimizer is not None and inner(optimizer) is not inner(engine._optimizer):
-            raise TunerError("an engine has its optimizer: leave out the other one")
+            raise TunerError("an engine has its own optimizer: do not pass another one")
         return Holder(engine, engine._model, inner(engine._optimizer))
     if not isinstance(model, paddle.nn.Layer):
         raise TunerError(
-            "a checkpoint is of an auto.Engine, of what dist.to_static returns, or of a paddle.nn.Layer, not of "
+            "checkpoints are made of an auto.Engine, of the result of dist.to_static, or of a paddle.nn.Layer, not of "
             f"{type(model).__name__}"
         )
     return Holder(None, model, getattr(optimizer, "_inner_opt", optimizer))
@@ -162,7 +162,7 @@ def _layout(tensor: Any) -> Layout:
         if placement.is_shard():
             dims[placement.get_dim()] = axis
         elif placement.is_partial():
-            raise TunerError(f"{tensor.name} is a partial sum, which is no state to keep")
+            raise TunerError(f"{tensor.name} is a partial sum, which cannot be saved")
     return Layout(shape, tuple(mesh.process_ids), tuple(mesh.shape), tuple(dims))
 
 
@@ -174,7 +174,7 @@ def _states_of_layer(model: Any, optimizer: Any) -> Iterator[Held]:
     for kind, named in optimizer._accumulators.items():
         for owner, tensor in named.items():
             if owner not in owners:
-                raise TunerError(f"the optimizer updates {owner}, which is no parameter of the model")
+                raise TunerError(f"the optimizer updates {owner}, which is not a parameter of the model")
             yield _of_tensor(f"{owners[owner]}/{kind}", tensor)
     for name, tensor in masters.items():
         yield _of_tensor(f"{names[name]}/master", tensor)

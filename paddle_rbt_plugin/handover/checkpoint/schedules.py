@@ -29,7 +29,8 @@ def restore(optimizer: Any, saved: dict[str, Any] | None, path: Path) -> None:
     there = str(saved.get("class")) if saved is not None else None
     if here != there:
         raise TunerError(
-            f"the checkpoint {str(path)!r} has {_told(there)}, the optimizer here {_told(here)}; make it with the same"
+            f"the checkpoint {str(path)!r} has {_told(there)}, but the optimizer has {_told(here)}; create the optimizer with "
+            "the former"
         )
     if schedule is not None and saved is not None:
         schedule.set_state_dict(saved["state"])

@@ -87,7 +87,7 @@ def write(path: str | os.PathLike[str], tensors: Iterable[Held], described: dict
 
     def write_own() -> None:
         if not partial.is_dir():
-            raise TunerError(f"rank {rank} does not see {str(partial)!r}: all ranks must write to one file system")
+            raise TunerError(f"rank {rank} cannot see {str(partial)!r}: all ranks must write to the same file system")
         owned = {t.name: t for t in tensors if t.layout.owns(rank)}
         save_file({name: np.ascontiguousarray(t.read()) for name, t in owned.items()}, partial / _file(rank))
         pieces = {name: _described(t, rank) for name, t in owned.items()}
@@ -118,16 +118,18 @@ def read_index(path: str | os.PathLike[str]) -> Index:
     try:
         data = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
     except OSError as error:
-        raise TunerError(f"{str(path)!r} is no checkpoint: {_INDEX}: {error.strerror}") from error
+        raise TunerError(f"{str(path)!r} is not a checkpoint: {_INDEX}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise TunerError(f"{str(path)!r} is no checkpoint: {_INDEX} is not JSON") from error
+        raise TunerError(f"{str(path)!r} is not a checkpoint: {_INDEX} is not JSON") from error
     if isinstance(data, dict) and isinstance(data.get("version"), int) and data["version"] != VERSION:
-        raise TunerError(f"the checkpoint {str(path)!r} has version {data['version']}, this package reads version {VERSION}")
+        raise TunerError(
+            f"the checkpoint {str(path)!r} has version {data['version']}, but this package reads version {VERSION}"
+        )
     if wrong := problem("paddle_rbt_plugin.handover.checkpoint", "schema.json", data):
-        raise TunerError(f"{str(path)!r} is no checkpoint: {wrong}")
+        raise TunerError(f"{str(path)!r} is not a checkpoint: {wrong}")
     for file, size in data["files"].items():
         if Path(file).name != file or not (folder / file).is_file() or (folder / file).stat().st_size != size:
-            raise TunerError(f"the checkpoint {str(path)!r} is not whole: {file} is missing or has another size")
+            raise TunerError(f"the checkpoint {str(path)!r} is incomplete: {file} is missing or has the wrong size")
     tensors = {}
     for name, tensor in data["tensors"].items():
         dims = len(tensor["shape"])

@@ -59,14 +59,12 @@ def shard_optimizer(optimizer: Any, stage: int) -> Any:
     sharded, and one of other parameters."""
     if not isinstance(optimizer, Optimizer) or _is_wrapped(optimizer):
         kind = type(optimizer).__name__
-        raise TunerError(
-            f"the states of a paddle.optimizer.Optimizer are divided, not those of {kind}: give the optimizer itself"
-        )
+        raise TunerError(f"shard_optimizer takes a paddle.optimizer.Optimizer, not {kind}: pass the optimizer itself")
     parameters = [p for p in _parameters(optimizer) if _mesh_of(p) is not None]
     if not parameters:
         raise TunerError(
-            "the optimizer has no parameter that plan.shard_layer has sharded: call that first, then create the optimizer of "
-            "model.parameters()"
+            "the optimizer has no parameter that plan.shard_layer has sharded: call that first, then create the optimizer "
+            "from model.parameters()"
         )
     if stage and not _is_elementwise(optimizer):
         raise TunerError(
@@ -74,7 +72,7 @@ def shard_optimizer(optimizer: Any, stage: int) -> Any:
             f"stage {stage}): use {', '.join(ELEMENTWISE)}, or plan with search_space={{'sharding_stage': 0}}"
         )
     if any(optimizer._accumulators.values()) and not isinstance(optimizer, _OnShards):
-        raise TunerError("the optimizer took a step before plan.shard_layer; create it of the parameters that are there now")
+        raise TunerError("the optimizer took a step before plan.shard_layer; create it again from model.parameters()")
     if _is_elementwise(optimizer):
         _adopt(optimizer, stage)
         optimizer._redivide()
@@ -107,8 +105,8 @@ def _warn_whole(optimizer: Any, stage: int) -> None:
         return
     optimizer._rbt_warned = True
     warnings.warn(
-        f"the plan has ZeRO stage {stage}, but every replica keeps whole optimizer states, which its estimate of memory does "
-        "not count: call plan.shard_optimizer(optimizer) before the first step",
+        f"the plan uses ZeRO stage {stage}, but every replica keeps whole optimizer states, which need more memory than the "
+        "plan estimates: call plan.shard_optimizer(optimizer) before the first step",
         TunerWarning,
         stacklevel=5,
     )

@@ -55,7 +55,7 @@ def random_ops_draw_by_shard() -> Iterator[Setting]:
         yield Attribute(paddle._C_ops, name, _on_shards(name, getattr(paddle._C_ops, name)))
 
 
-@paddle_change(">=2.6,<3.4", permanent="weights that LazyGuard has put off are drawn when the script initializes them")
+@paddle_change(">=2.6,<3.4", permanent="the script decides when it initializes weights that LazyGuard has deferred")
 def lazy_weights_seeded(seed: int) -> Iterator[Setting]:
     """Lets weights that were built under ``LazyGuard`` be drawn from ``seed``.
 

@@ -32,8 +32,8 @@ def recompute_layers(plan: Plan, model: nn.Layer) -> None:
     ways = [strategy_of(plan, entry) for entry in entries]
     if "selective" in ways:
         raise PlanError(
-            "the plan recomputes the attention core of layers, and dygraph runs whole Layers again only; restrict the search "
-            "with search_space={'recompute': ['none', 'full']}"
+            "the plan recomputes attention cores, but dygraph can recompute only whole Layers; restrict the search with "
+            "search_space={'recompute': ['none', 'full']}"
         )
     for block, way in zip(blocks(model, count), ways, strict=True):
         if way == "full":

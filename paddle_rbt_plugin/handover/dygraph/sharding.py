@@ -61,13 +61,13 @@ def shard_optimizer(plan: Plan, optimizer: Any) -> Any:
 def _require_zero(plan: Plan) -> None:
     if plan.sharding_stage not in STAGES:
         raise TunerError(
-            f"the plan has ZeRO stage {plan.sharding_stage}, and dygraph runs stages {', '.join(map(str, STAGES))}; restrict "
-            f"the search with search_space={{'sharding_stage': {list(STAGES)}}}"
+            f"the plan has ZeRO stage {plan.sharding_stage}, but dygraph supports only stages {', '.join(map(str, STAGES))}; "
+            f"restrict the search with search_space={{'sharding_stage': {list(STAGES)}}}"
         )
     if plan.sharding_stage and plan.sharding_degree not in ("whole", plan.degrees["dp"]):
         raise TunerError(
-            f"the plan divides states over {plan.sharding_degree} of {plan.degrees['dp']} replicas, and dygraph divides them "
-            "over all; restrict the search with search_space={'sharding_degree': 'whole'}"
+            f"the plan divides states over {plan.sharding_degree} of {plan.degrees['dp']} replicas, but dygraph divides them "
+            f"over all; restrict the search with search_space={{'sharding_degree': 'whole'}}"
         )
 
 
@@ -87,7 +87,8 @@ def _planned_params(plan: Plan, model: Any) -> dict[str, TensorPlacement]:
             raise PlanError(f"the plan is for another model: it does not place {path} of shape {list(param.shape)}")
         if planned.shape is not None and planned.shape != tuple(param.shape):
             raise PlanError(
-                f"the plan is for another model: {path} has the shape {list(param.shape)}, there {list(planned.shape)}"
+                f"the plan is for another model: {path} has the shape {list(param.shape)}, but {list(planned.shape)} in the "
+                "plan"
             )
         found[path] = planned
     missing = sorted(set(by_path) - set(found))
@@ -178,7 +179,7 @@ class ShardedLoader:
         try:
             tensor = value if isinstance(value, paddle.Tensor) else paddle.to_tensor(value)
         except (TypeError, ValueError) as error:  # rows of different lengths, or text
-            raise PlanError(f"what a batch holds for the input {name!r} makes no tensor: {error}") from error
+            raise PlanError(f"the batch entry for the input {name!r} cannot be converted to a tensor: {error}") from error
         self._check(tensor.shape, name)
         placements = paddle_placements(self.planned[name].placement, len(self.mesh.shape))
         return dist.shard_tensor(tensor, self.mesh, placements, stop_gradient=True)
@@ -187,23 +188,23 @@ class ShardedLoader:
         planned = self.planned[name]
         size = f"{len(planned.dims_mapping)} dimensions" if planned.shape is None else f"the shape {list(planned.shape)}"
         if len(shape) != len(planned.dims_mapping):
-            raise PlanError(f"a batch has the shape {list(shape)} for the input {name!r}, which is planned with {size}")
+            raise PlanError(f"a batch has the shape {list(shape)} for the input {name!r}, which was planned with {size}")
         for dim, (n, axis) in enumerate(zip(shape, planned.dims_mapping, strict=True)):
             if axis >= 0 and n % self.mesh.shape[axis]:
                 raise PlanError(
-                    f"a batch of shape {list(shape)} for the input {name!r} cannot be split over {self.mesh.shape[axis]} ranks "
-                    f"in dimension {dim}; it is planned with {size}: set drop_last or another batch size"
+                    f"a batch of shape {list(shape)} for the input {name!r} cannot be split over {self.mesh.shape[axis]} "
+                    f"ranks in dimension {dim}; it was planned with {size}: set drop_last or another batch size"
                 )
 
 
 def _require_one_stage(plan: Plan) -> None:
     if plan.degrees["pp"] == 1 and len({stage.process_mesh for stage in plan.stages}) > 1:
         raise TunerError(
-            "the layers of the plan run on differently arranged devices, which dygraph semi-auto training does not do here; "
-            "restrict the search with search_space={'layer_meshes': 'one'}"
+            "the layers of the plan run on differently arranged devices, which dygraph does not support; restrict the search "
+            "with search_space={'layer_meshes': 'one'}"
         )
     if plan.degrees["pp"] > 1:
         raise TunerError(
-            f"the plan has {plan.degrees['pp']} pipeline stages, which dygraph semi-auto training does not run; "
-            "restrict the search with search_space={'pp': 1}"
+            f"the plan has {plan.degrees['pp']} pipeline stages, which dygraph cannot run; restrict the search with "
+            "search_space={'pp': 1}"
         )

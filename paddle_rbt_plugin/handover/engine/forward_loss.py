@@ -83,10 +83,10 @@ def forward_loss(*outputs: Any) -> Any:
         loss = loss.get("loss")
     shape = getattr(loss, "shape", None)
     if shape is None or any(n != 1 for n in shape):
-        found = "nothing of that kind" if shape is None else f"a tensor of shape {list(shape)}"
+        found = "no tensor" if shape is None else f"a tensor of shape {list(shape)}"
         raise TunerError(
-            "no loss is given, so forward has to return it, a single number, as its first output, but that is "
-            f"{found}; give a loss, or let forward return one"
+            f"no loss is given, so the first output of forward must be the loss, a single number, but it is {found}; pass a "
+            "loss, or return it from forward"
         )
     return loss
 

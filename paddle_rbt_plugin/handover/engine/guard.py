@@ -25,16 +25,9 @@ from paddle_rbt_plugin.graph import read_program
 from paddle_rbt_plugin.handover.passes import forms_of_job, placements_for
 from paddle_rbt_plugin.handover.pir.engine_programs import REPLICATED
 from paddle_rbt_plugin.handover.pir.patches import programs_of_ranks_seen
+from paddle_rbt_plugin.handover.pir.prediction import meshes_of, predictions
 from paddle_rbt_plugin.handover.pir.recompute import is_marked
-from paddle_rbt_plugin.handover.pir.structure import (
-    Collectives,
-    Structure,
-    compare,
-    meshes_of,
-    parameters_of,
-    predictions,
-    structure_of,
-)
+from paddle_rbt_plugin.handover.pir.structure import Collectives, Structure, compare, parameters_of, structure_of
 from paddle_rbt_plugin.handover.shared.strategy import settings_of
 from paddle_rbt_plugin.plan.plan import Plan
 
@@ -89,7 +82,7 @@ def _check(engine: Any, mode: str, plan: Plan, serial: Any, zero_stage: int, pro
         more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
         raise HandoverError(
             f"rank {rank} would not execute the plan: {differences[0]}{more}. Nothing has been trained. Plan with another "
-            "search_space, or set strategy.tuning.verify to False to train nevertheless"
+            "search_space, or set strategy.tuning.verify to False to train anyway"
         )
 
 

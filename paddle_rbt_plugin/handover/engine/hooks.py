@@ -62,7 +62,7 @@ def install_hooks() -> None:
     engine_tunes_pir.install()
 
 
-@paddle_change(">=2.6,<3.4", permanent="a script makes its strategies before anything of this package runs")
+@paddle_change(">=2.6,<3.4", permanent="scripts create strategies before any code of this package runs")
 def tuning_has_fields() -> Iterator[Setting]:
     """Declares the fields of ``strategy.tuning``.
 
@@ -108,8 +108,8 @@ def engine_tunes_pir() -> Iterator[Setting]:
                 return original(engine, mode)
         if engine._strategy.auto_mode == "full_rule_based":
             warnings.warn(
-                "strategy.auto_mode 'full_rule_based' is Paddle's own tuner, which reads legacy programs only and does nothing "
-                f"with this one; strategy.tuning with pass_name {PASS_NAME!r} tunes it",
+                "strategy.auto_mode 'full_rule_based' selects Paddle's own tuner, which reads only legacy programs and "
+                f"ignores this one; use strategy.tuning with pass_name {PASS_NAME!r} instead",
                 TunerWarning,
                 stacklevel=2,
             )

@@ -20,11 +20,15 @@ def save(engine: Any, path: str) -> None:
     Raises TunerError for an engine that does not know its inputs yet, and for the stages of a pipeline."""
     specs = next(iter(engine_specs(engine).values()), None)
     if specs is None:
-        raise TunerError("the engine knows no inputs yet: prepare it, or fit, evaluate or predict, before it saves its model")
+        raise TunerError(
+            "the engine does not know its inputs yet: call prepare, fit, evaluate or predict before saving its model"
+        )
     held = {tensor.name: tensor for tensor in holder_of(engine, None).tensors() if "/" not in tensor.name}
     tensors = dict(named_tensors(engine._model))
     if missing := sorted(set(tensors) - set(held)):
-        raise TunerError(f"{missing[0]} lies on another stage: save a checkpoint, and load it into the serial model")
+        raise TunerError(
+            f"{missing[0]} is held by another pipeline stage: save a checkpoint, and load it into the serial model"
+        )
     values = {name: (whole(tensor.layout, tensor.read()), tensor.dtype) for name, tensor in held.items()}
     if dist.get_rank() != 0:
         return

@@ -107,7 +107,7 @@ def _placement(tensor: Tensor, graph: Graph, plan: Plan) -> Placement:
     if planned is not None and len(planned.dims_mapping) == tensor.ndim:
         return planned.placement
     if tensor.kind == "param":
-        raise TunerError(f"the program reads the parameter {tensor.name!r}, which the plan of training does not place")
+        raise TunerError(f"the program reads the parameter {tensor.name!r}, which the training plan does not place")
     mesh = plan.stages[0].process_mesh
     if "dp" not in mesh.axes or not tensor.ndim:
         return Placement.replicated(tensor.ndim)

@@ -126,8 +126,8 @@ def check_clips(context: Any) -> None:
             degrees = placed.process_mesh.shape if placed is not None else []
             if placed is not None and any(axis >= 0 and degrees[axis] > 1 for axis in placed.dims_mapping):
                 raise TunerError(
-                    f"ClipGradByNorm would clip the parts of {gradient!r}, which the plan divides, each by its own norm in "
-                    "legacy programs; use ClipGradByGlobalNorm or ClipGradByValue, or plan with search_space={'mp': 1}"
+                    f"in legacy programs ClipGradByNorm would clip each part of {gradient!r}, which the plan shards, by the "
+                    f"norm of that part; use ClipGradByGlobalNorm or ClipGradByValue, or plan with search_space={{'mp': 1}}"
                 )
 
 
@@ -141,8 +141,8 @@ def check_batches(programs: Iterable[Any]) -> None:
             if cut and before.type in _REDUCTIONS and before.output_arg_names[0] == op.input_arg_names[0]:
                 raise TunerError(
                     f"Paddle's completion divides the batch of {op.input_arg_names[0]!r} over ranks that the plan gives the "
-                    "whole batch, so that it would train another model; plan without dividing what is summed there, for "
-                    "example with search_space={'mp': 1}"
+                    "whole batch, which would train a different model; plan without sharding the values that are summed "
+                    "there, for example with search_space={'mp': 1}"
                 )
 
 
@@ -154,7 +154,10 @@ def check_runs_on_cpu(programs: Iterable[Any]) -> None:
     they would end in Paddle's error in the middle of the first step."""
     for op in (op for program in programs for op in program.global_block().ops):
         if op.type in _GPU_ONLY:
-            raise TunerError(f"CPU processes cannot train under this plan: {op.type}, for GPUs only, {_GPU_ONLY[op.type]}")
+            raise TunerError(
+                f"CPU processes cannot train under this plan: {op.type}, which only GPUs have a kernel for, "
+                f"{_GPU_ONLY[op.type]}"
+            )
 
 
 def _tune(engine: Any, mode: str) -> tuple[Plan, LegacyGraph]:
@@ -164,7 +167,7 @@ def _tune(engine: Any, mode: str) -> tuple[Plan, LegacyGraph]:
     auto_mode = engine._strategy.auto_mode
     if not auto_mode.startswith("semi"):
         raise TunerError(
-            f"strategy.auto_mode {auto_mode!r} lets Paddle's own tuner plan the program, and strategy.tuning this one; keep "
+            f"strategy.auto_mode {auto_mode!r} enables Paddle's own tuner, and strategy.tuning enables this one; keep "
             "auto_mode at 'semi'"
         )
     program = engine._dist_contexts[mode]._original_serial_main_program

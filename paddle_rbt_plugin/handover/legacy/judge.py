@@ -12,6 +12,7 @@ from paddle_rbt_plugin.cost.paddle import PaddleEstimate, paddle_estimate
 from paddle_rbt_plugin.graph.legacy import LegacyGraph
 from paddle_rbt_plugin.handover.legacy.ops import legacy_static_ops
 from paddle_rbt_plugin.handover.legacy.partition import LegacyParallelizer
+from paddle_rbt_plugin.notes import Note, note
 from paddle_rbt_plugin.plan.files import check_writable
 from paddle_rbt_plugin.plan.plan import Plan
 from paddle_rbt_plugin.plugins import load_plugins
@@ -55,7 +56,7 @@ def _tune_by_paddle(main: Any, legacy: LegacyGraph, request: Request) -> Plan:
     analytic = replace(request, settings=replace(settings, cost_model="analytic", save_path=None))
     found = tune_graph(legacy.graph, analytic)
     judged: list[tuple[PaddleEstimate, Plan]] = []
-    figures: list[str] = []
+    figures: list[Note] = []
     for candidate in _best_of_each(found):
         fixed = Constraint("cost_model 'paddle'", {key: (candidate[key],) for key in _CHOICE})
         plan = tune_graph(legacy.graph, replace(analytic, constraints=(*analytic.constraints, fixed)))
@@ -65,20 +66,16 @@ def _tune_by_paddle(main: Any, legacy: LegacyGraph, request: Request) -> Plan:
         figures.append(_comparison(plan, estimate))
     best = min(judged, key=lambda pair: (pair[0].step_time_s, pair[1].estimate.step_time_s))[1]
     source = load_plugins(settings.blocked_plugins).cost_model(settings.cost_model).to_dict()
-    notes = (*best.notes, *figures)
+    notes = (*best.notes, *map(str, figures))
     best = replace(best, candidates=found.candidates, rejected=found.rejected, notes=notes, cost_model=source)
     if settings.save_path is not None:
         best.save(settings.save_path)
     return best
 
 
-def _comparison(plan: Plan, theirs: PaddleEstimate) -> str:
-    ours = plan.estimate
-    return (
-        f"pp {plan.degrees['pp']} x dp {plan.degrees['dp']} x mp {plan.degrees['mp']}: Paddle's CostEstimator "
-        f"{theirs.step_time_s * 1e3:.3f} ms, {theirs.peak_memory_bytes / 2**30:.2f} GiB; analytic "
-        f"{ours.step_time_s * 1e3:.3f} ms, {ours.peak_memory_bytes / 2**30:.2f} GiB"
-    )
+def _comparison(plan: Plan, estimate: PaddleEstimate) -> Note:
+    theirs, ours = ((e.step_time_s, e.peak_memory_bytes) for e in (estimate, plan.estimate))
+    return note("paddle_estimate", degrees=plan.degrees, theirs=theirs, ours=ours)
 
 
 def _loss(legacy: LegacyGraph) -> int:

@@ -101,8 +101,8 @@ def device_shard(context: Any, rank: int) -> str | None:
     if len(shards) > 1:
         (_, first), (_, second) = list(shards.items())[:2]
         raise UnsupportedProgram(
-            f"{first} and {second} draw from one generator, but their results are sharded differently, so that replicas and "
-            "shards cannot both be drawn right in legacy programs; train in PIR or dygraph, or plan along one axis"
+            f"{first} and {second} share a random generator, but their results are sharded differently, so a legacy program "
+            "cannot draw correct numbers for both; train in PIR or dygraph, or plan along one axis"
         )
     return next(iter(shards), None)
 

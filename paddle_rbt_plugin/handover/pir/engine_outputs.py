@@ -52,7 +52,7 @@ class Layout:
         kinds = {axis: int(kind) for axis, kind in attr.partial_status.items()}
         others = [axis for axis, kind in kinds.items() if kind not in (_SUM, _AVG)]
         if others:
-            raise HandoverError(f"an output of the program lies as Partial({kinds[others[0]]}), which cannot be put together")
+            raise HandoverError(f"an output of the program is Partial({kinds[others[0]]}), which cannot be gathered")
         sums = tuple(axis for axis, kind in kinds.items() if kind == _SUM)
         means = tuple(axis for axis, kind in kinds.items() if kind == _AVG)
         return cls(tuple(value.shape), tuple(mesh.process_ids), tuple(mesh.shape), tuple(attr.dims_mapping), sums, means)

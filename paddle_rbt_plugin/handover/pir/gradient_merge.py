@@ -66,6 +66,6 @@ def _check_accumulated(block: Any) -> None:
             made_by = value.get_defining_op() if value.initialized() else None
             if made_by is not None and int(made_by.op_role) == _BACKWARD:
                 raise HandoverError(
-                    f"the optimizer's {op.name()} reads the result of {made_by.name()} of the last micro batch alone, not what "
-                    "all micro batches accumulate; train without accumulation (strategy.gradient_merge, pipelines)"
+                    f"the optimizer's {op.name()} reads the result of {made_by.name()} for the last micro batch only, not "
+                    "what all micro batches accumulate; train without accumulation (strategy.gradient_merge, pipelines)"
                 )

@@ -28,7 +28,7 @@ _GROUPS = "has_parameter_groups"
 """The attribute that an optimizer with groups is marked with."""
 
 
-@paddle_change(">=3.0,<3.4", permanent="engines forget the groups when they are made, before a tuner is asked for")
+@paddle_change(">=3.0,<3.4", permanent="engines discard the groups on creation, before a tuner is requested")
 def groups_remembered() -> Iterator[Setting]:
     """Lets optimizers remember that they have groups of parameters when an engine takes them.
 
@@ -56,9 +56,9 @@ def given(optimizer: Any, model: Any) -> Iterator[None]:
         return
     if getattr(optimizer, _GROUPS, False):
         raise TunerError(
-            "the optimizer has groups of parameters with settings of their own, which Paddle's engine ignores; give it "
-            "parameters=model.parameters(), and say what differs with paddle.ParamAttr (learning_rate, regularizer, need_clip) "
-            "or with apply_decay_param_fun and lr_ratio of AdamW"
+            "the optimizer has parameter groups, which Paddle's engine ignores; give it parameters=model.parameters(), and "
+            "set what differs with paddle.ParamAttr (learning_rate, regularizer, need_clip) or with apply_decay_param_fun and "
+            "lr_ratio of AdamW"
         )
     layers = model.sublayers(include_self=True)
     parameters = {p.name: p for layer in layers for p in layer._parameters.values() if p is not None}

@@ -16,7 +16,7 @@ from paddle_rbt_plugin.handover.pir import chunks, updates
 from paddle_rbt_plugin.handover.shared.gloo import reshard_through_whole
 from paddle_rbt_plugin.patching import Attribute, Listed, Setting, paddle_change
 
-_PASS_ALONE = "whoever applies the pass rule_based_tuner alone goes on with Paddle's passes after it has returned"
+_PASS_ALONE = "a script that applies the pass rule_based_tuner alone continues with Paddle's passes after it has returned"
 
 
 @paddle_change(">=3.0,<3.4")
@@ -286,7 +286,7 @@ def receives_awaited() -> Iterator[Setting]:
     yield Attribute(owner, "_add_dependency", add)
 
 
-@paddle_change(">=3.0,<3.4", permanent="a script makes its strategies before anything of this package runs")
+@paddle_change(">=3.0,<3.4", permanent="scripts create strategies before any code of this package runs")
 def distributed_strategies_have_tuning() -> Iterator[Setting]:
     """Adds ``tuning`` to ``dist.Strategy`` and carries it to the engine of ``dist.to_static``.
 

@@ -88,7 +88,7 @@ def _obstacle(program: Any) -> str | None:
     for op in (graph.ops[i] for block in cluster_layers(graph).blocks for i in block.ops):
         name = ops[op.source].name()
         if name.endswith("_") and name not in _REPEATABLE:
-            return f"{op.name} in the layers changes its operands, and recomputation would do so twice"
+            return f"{op.name} in the layers modifies its operands, and recomputation would do so twice"
     return None
 
 

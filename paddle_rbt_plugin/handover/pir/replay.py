@@ -20,7 +20,7 @@ from paddle_rbt_plugin.graph.names import CanonicalName
 from paddle_rbt_plugin.graph.pir import CONTAINER_OPS, RECOMPUTE_MARKS, SINK_OPS, plain_attrs
 from paddle_rbt_plugin.graph.random_ops import draws
 from paddle_rbt_plugin.handover.pir.custom_ops import build_custom_op
-from paddle_rbt_plugin.handover.pir.rewrite import build_op
+from paddle_rbt_plugin.handover.pir.rewrite import SerialOp, build_op
 from paddle_rbt_plugin.handover.pir.seeds import Seeds
 from paddle_rbt_plugin.handover.shared.conversion import paddle_mesh
 from paddle_rbt_plugin.handover.shared.custom_ops import PREFIX
@@ -159,9 +159,9 @@ def build_again(
     else:
         attrs = plain_attrs(op)
         if draws(name, attrs):
-            built = seeds.build(name, attrs, inputs, op.result(0), mesh, paddle_mesh(mesh))
+            built = seeds.build(SerialOp(name, attrs, op.result(0), mesh), inputs)
         else:
-            built = build_op(name, attrs, inputs, op.result(0), mesh, forms)
+            built = build_op(SerialOp(name, attrs, op.result(0), mesh, forms), inputs)
         results = results_of(built[-1])
     for new in built:
         if op.has_attr("struct_name"):

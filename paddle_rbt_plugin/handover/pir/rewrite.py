@@ -1,10 +1,11 @@
-"""Builds the op that stands for one of the serial program: itself, or what ``graph.rewrite`` and ``completion.forms`` make
-of it. What was matched, completed and costed is so what is executed."""
+"""Builds the ops that stand for an op of the serial program: the op itself, or its replacement by ``graph.rewrite`` and
+``completion.forms``. What was matched, completed and costed is therefore what is executed."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import paddle
@@ -24,24 +25,33 @@ from paddle_rbt_plugin.handover.shared.conversion import paddle_placements
 _KINDS: Mapping[str, TensorKind] = {"builtin.parameter": "param", "pd_op.data": "data"}
 
 
-def build_op(
-    name: str,
-    attrs: Mapping[str, Any],
-    inputs: Mapping[str, Sequence[Any]],
-    result: Any,
-    mesh: ProcessMesh,
-    forms: Collection[str],
-) -> list[Any]:
-    """Builds what stands for an op in the current program; ``inputs`` are distributed values by slot, and ``result`` is the
-    first result of the op in the serial program. ``forms`` are the ops that may take another form. Returns the ops built, the
-    last of which has the op's results. An op that Paddle does not build right on its operands as they lie is built on less
-    sharded ones (``completion.operands``).
+@dataclass(frozen=True)
+class SerialOp:
+    """An op of the serial program that is built again on a mesh."""
+
+    name: str
+    attrs: Mapping[str, Any]
+    result: Any
+    """Its first result in the serial program."""
+    mesh: ProcessMesh
+    forms: Collection[str] = ()
+    """The ops that may take another form (``completion.forms``)."""
+
+
+Inputs = Mapping[str, Sequence[Any]]
+"""Distributed values by slot."""
+
+
+def build_op(op: SerialOp, inputs: Inputs) -> list[Any]:
+    """Builds the ops that stand for ``op`` in the current program. Returns them; the last one has the results of ``op``. If
+    Paddle cannot build the op correctly on its operands as they are sharded, it is built on less sharded ones
+    (``completion.operands``).
 
     Raises UnsupportedProgram for an op that the installed Paddle does not list."""
     values = [v for of in inputs.values() for v in of]
     given = [placement_of(v) for v in values]
     try:
-        built = _build(name, attrs, inputs, result, mesh, forms)
+        built = _build(op, inputs)
     except UnsupportedProgram:
         raise
     except Exception:  # Paddle's own exceptions have no common base
@@ -53,21 +63,18 @@ def build_op(
         if not axes:
             return built
         others = [whole_along(given, axes)]
-        for op in reversed(built):
-            op.erase()
+        for wrong in reversed(built):
+            wrong.erase()
 
     def built_on(placements: Sequence[Placement]) -> list[Any]:
         brought = [_brought(v, p) for v, p in zip(values, placements, strict=True)]
         moves = [v.get_defining_op() for v, old in zip(brought, values, strict=True) if v is not old]
         remaining = iter(brought)
         try:
-            return [
-                *moves,
-                *_build(name, attrs, {s: [next(remaining) for _ in of] for s, of in inputs.items()}, result, mesh, forms),
-            ]
+            return [*moves, *_build(op, {slot: [next(remaining) for _ in of] for slot, of in inputs.items()})]
         except Exception:
-            for op in moves:
-                op.erase()
+            for move in moves:
+                move.erase()
             raise
 
     *tries, last = others
@@ -84,15 +91,9 @@ def _brought(value: Any, placement: Placement) -> Any:
     return paddle._C_ops.reshard(value, mesh, paddle_placements(placement, len(mesh.shape)))
 
 
-def _build(
-    name: str,
-    attrs: Mapping[str, Any],
-    inputs: Mapping[str, Sequence[Any]],
-    result: Any,
-    mesh: ProcessMesh,
-    forms: Collection[str],
-) -> list[Any]:
-    if name == LINEAR:  # read as these two
+def _build(op: SerialOp, inputs: Inputs) -> list[Any]:
+    name, attrs, mesh = op.name, op.attrs, op.mesh
+    if name == LINEAR:  # the graph reads it as these two
         product = call_op(
             "matmul",
             [("transpose_x", False), ("transpose_y", attrs["transpose_weight"])],
@@ -103,10 +104,10 @@ def _build(
     if name in RULES:
         operand = next(values[0] for values in inputs.values())
         if replaces(name, _KINDS.get(operand.get_defining_op().name(), "var")):
-            steps = steps_for(name, tuple(operand.shape), tuple(result.shape), attrs, dtype_name(operand.dtype))
+            steps = steps_for(name, tuple(operand.shape), tuple(op.result.shape), attrs, dtype_name(operand.dtype))
             if steps:
                 return _build_steps(steps, operand)
-    if name in forms:
+    if name in op.forms:
         first = {slot: values[0] for slot, values in inputs.items() if values}
         shapes = {slot: tuple(value.shape) for slot, value in first.items()}
         placements = {slot: placement_of(value) for slot, value in first.items()}

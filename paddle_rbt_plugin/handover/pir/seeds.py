@@ -12,12 +12,12 @@ from typing import Any
 
 import paddle
 
-from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.distributed_ops import call_op, placement_of, producer_of, set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.graph.pir import plain_attrs
 from paddle_rbt_plugin.graph.random_ops import SEED_OP, SEED_OPERANDS, STREAM_ATTRIBUTES, canonical, draws_whole
-from paddle_rbt_plugin.handover.pir.rewrite import build_op, rank_on
+from paddle_rbt_plugin.handover.pir.rewrite import Inputs, SerialOp, build_op, rank_on
+from paddle_rbt_plugin.handover.shared.conversion import paddle_mesh
 from paddle_rbt_plugin.handover.shared.random_streams import PREFIX, coordinates, hashed, register, stream_name
 
 _SEED = f"pd_op.{SEED_OP}"
@@ -29,20 +29,13 @@ class Seeds:
     def __init__(self) -> None:
         self._count = 0
 
-    def build(
-        self,
-        name: str,
-        attrs: Mapping[str, Any],
-        inputs: Mapping[str, Sequence[Any]],
-        result: Any,
-        mesh: ProcessMesh,
-        target: Any,
-    ) -> list[Any]:
-        """Builds an op that draws random numbers; arguments and what is returned are those of ``build_op``, and ``target`` is
-        the mesh as Paddle's own."""
+    def build(self, serial: SerialOp, inputs: Inputs) -> list[Any]:
+        """Builds an op that draws random numbers, with the arguments and the result of ``build_op``."""
+        name, attrs, mesh = serial.name, serial.attrs, serial.mesh
+        target = paddle_mesh(mesh)
         slot = SEED_OPERANDS.get(canonical(name))
         seed_op = None if slot is None or inputs.get(slot) else new_seed_op(target)
-        built = build_op(name, attrs, inputs, result, mesh, ())
+        built = build_op(serial, inputs)
         op = built[-1]
         shard = coordinates(placement_of(op.result(0)), mesh, rank_on(mesh))
         stream = stream_name(self._count, shard)
@@ -62,9 +55,7 @@ class Seeds:
         return [seed_op, *built]
 
     @staticmethod
-    def _of_whole(
-        built: Sequence[Any], name: str, attrs: Mapping[str, Any], inputs: Mapping[str, Sequence[Any]], target: Any
-    ) -> list[Any]:
+    def _of_whole(built: Sequence[Any], name: str, attrs: Mapping[str, Any], inputs: Inputs, target: Any) -> list[Any]:
         """The op built again on replicated operands: all ranks draw from generators in one state, so shards would be alike."""
         for op in reversed(built):
             op.erase()

@@ -95,8 +95,8 @@ def with_batch(
     if len(batches) > 1 and global_batch is not None:
         shapes = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in (*specs, *labels))
         raise TunerError(
-            f"the inputs {shapes} do not say which of their dimensions is the batch that global_batch={global_batch} sets; "
-            "give those that hold one sample in each row a first dimension of None"
+            f"the inputs {shapes} do not show which dimension is the batch that global_batch={global_batch} sets; use None as "
+            "the first dimension of inputs that hold one sample per row"
         )
     if len(batches) != 1:
         return specs, labels, None

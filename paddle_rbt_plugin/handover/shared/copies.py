@@ -60,8 +60,8 @@ class Sharing:
         if names and dist.get_rank() == 0:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             warnings.warn(
-                f"the ranks held different weights ({names[0]}{more}), as they do without a common paddle.seed; all train on "
-                "those of rank 0",
+                f"the ranks held different weights ({names[0]}{more}), as is normal without a common paddle.seed; all ranks "
+                "train with those of rank 0",
                 TunerWarning,
                 stacklevel=2,
             )

@@ -51,8 +51,8 @@ def local_form(
     canonical = names.get(name)
     if canonical is None:
         raise UnsupportedProgram(
-            f"no plugin says what the custom op {name!r} computes, so no sharding of it is known; register_op_names names it "
-            "after an op of Paddle"
+            f"no plugin says what the custom op {name!r} computes, so its sharding is unknown; map it to an op of Paddle with "
+            "the hook register_op_names"
         )
     operands = [operand for slot in inputs.values() for operand in slot]
     places = iter(range(len(operands)))
@@ -64,7 +64,7 @@ def local_form(
     made = [product.made for product in built.products]
     if any(placement.partial for placement in made):
         raise UnsupportedProgram(
-            f"the custom op {name!r}, read as {op.type!r}, leaves sums over ranks, which local tensors cannot"
+            f"the custom op {name!r}, treated as {op.type!r}, would return partial sums, which local tensors cannot represent"
         )
     axes = len(mesh.shape)
     needs = [operand.placement for operand in operands]

@@ -5,14 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import paddle
-
-from paddle_rbt_plugin.cluster import check_job
 from paddle_rbt_plugin.config import PASS_NAME, Settings
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.handover.shared.strategy import accumulate_steps_of, precision_of, settings_of
 from paddle_rbt_plugin.plan.plan import Plan
-from paddle_rbt_plugin.request import Constraint, Request
+from paddle_rbt_plugin.request import Constraint
 
 _ENGINE_PLAN = "rule_based_plan"
 _OWN_STRATEGY = "rule_based_strategy"
@@ -42,13 +39,12 @@ def own_strategy(engine: Any) -> Any:
 def pass_attributes(engine: Any, mode: str, constraints: list[Constraint]) -> dict[str, Any]:
     """The attributes of the pass that plans the program of ``mode``, but its loss.
 
-    Raises TunerError for a mode other than training, which has no plan of its own, and for wrong settings."""
+    Raises TunerError for a mode other than training, which has no plan of its own, and for unknown or wrong fields."""
     if mode != "train":
         raise TunerError(
-            f"mode {mode!r} uses the plan of training, and there is none yet: prepare or fit the engine for training first"
+            f"mode {mode!r} uses the training plan, which does not exist yet: prepare or fit the engine for training first"
         )
     settings = settings_of(engine._strategy.tuning)
-    check_job(Request(settings).cluster, paddle.distributed.get_world_size())
     attrs: dict[str, Any] = {name: getattr(settings, name) for name in Settings.names()}
     attrs |= {"precision": precision_of(engine._strategy), "constraints": constraints}
     steps = accumulate_steps_of(engine._strategy)

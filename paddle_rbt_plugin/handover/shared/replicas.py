@@ -117,7 +117,7 @@ def _check(tensors: Sequence[Held]) -> None:
     names = "\n".join(held.name for held in tensors).encode()
     numbers = _gathered([_number(names), *(0 if held.array is None else _number(held.array.tobytes()) for held in tensors)])
     if len({own[0] for own in numbers}) > 1:
-        raise HandoverError("the ranks hold other tensors, so they cannot be compared: was one model built on all of them?")
+        raise HandoverError("the ranks hold different tensors, so they cannot be compared: did all ranks build the same model?")
     for i, held in enumerate(tensors, start=1):
         for ranks in _groups(held):
             groups: dict[int, list[int]] = {}
@@ -126,8 +126,8 @@ def _check(tensors: Sequence[Held]) -> None:
             if len(groups) > 1:
                 sides = " and ".join(map(_spelt, groups.values()))
                 raise HandoverError(
-                    f"{held.name} should be alike on {_spelt(ranks)}, but differs between {sides}; what changed it on "
-                    "some of them only, since the plan was handed over?"
+                    f"{held.name} should be equal on {_spelt(ranks)}, but differs between {sides}: something has changed it "
+                    "on only some of these ranks since the plan was handed over"
                 )
 
 
