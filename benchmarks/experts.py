@@ -73,7 +73,7 @@ class Comparison:
         search = self._within(recompute=self.run.recompute, micro_batch=self.run.mbs)
         fitting, faster = 0, []
         for candidate in candidates(search.analysis, search.cluster, search.training, search.space)[0]:
-            bound = search.bounds.of(search.completion(candidate), candidate)
+            bound = search.bound(candidate)
             fitting += bound.missing_bytes <= 0
             if bound.missing_bytes <= 0 and bound.step_time_s < self.published.estimate.step_time_s:
                 evaluated = search.evaluate(candidate)
@@ -104,7 +104,7 @@ class Comparison:
     def _within(self, **space: Any) -> Search:
         """The same search in another space; what it has found so far holds for both."""
         search = Search(self.search.analysis, self.search.cluster, self.search.training, SearchSpace.parse(space))
-        search.shared, search.bounds = self.search.shared, self.search.bounds
+        search.costs = self.search.costs
         return search
 
     def to_dict(self) -> dict[str, Any]:

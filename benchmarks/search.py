@@ -26,11 +26,11 @@ from typing import Any
 import experts
 import paddle
 from outputs import output_file
-from paddle_rbt_plugin.cli.model import model_graph
 
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.handover.pir.configs import config_graph
+from paddle_rbt_plugin.model_reference import model_graph
 from paddle_rbt_plugin.models import GPTConfig, build, input_spec, named_config
 from paddle_rbt_plugin.request import Request
 from paddle_rbt_plugin.tuner import tune_graph

@@ -64,7 +64,7 @@ class Settings:
         bool | str | None, Kind("a folder, 'on' or 'off'", Annotated[Any, _instance(str, os.PathLike, bool, type(None))])
     ] = None
     """Where answers of Paddle are cached for later plans: a folder, or ``"off"``; None for the value of ``PADDLE_RBT_CACHE``,
-    by default the user's cache folder (``completion.answers``)."""
+    by default the user's cache folder (``completion.cache``)."""
 
     def __post_init__(self) -> None:
         check_fields(self)

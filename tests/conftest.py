@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from paddle_rbt_plugin.completion.answers import CACHE_VARIABLE
+from paddle_rbt_plugin.completion.cache import CACHE_VARIABLE
 from paddle_rbt_plugin.plugins import BLOCK_VARIABLE
 
 

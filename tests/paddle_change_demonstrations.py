@@ -343,7 +343,7 @@ def environment_read_anew() -> None:
 def names_restored() -> None:
     from paddle.distributed.auto_parallel.static.pir_pass import RemovePasses
 
-    from paddle_rbt_plugin.completion.oracle import set_placement
+    from paddle_rbt_plugin.completion.distributed_ops import set_placement
     from paddle_rbt_plugin.completion.placement import Placement
     from paddle_rbt_plugin.handover.pir.shared_weights import copies_in, name_copy
 
@@ -448,7 +448,7 @@ def estimates_remembered() -> None:
 
 def ops_take_sharded_forms() -> None:
     mesh = dist.ProcessMesh([0, 1], dim_names=["mp"])
-    from paddle_rbt_plugin.completion.oracle import placement_of, set_placement
+    from paddle_rbt_plugin.completion.distributed_ops import placement_of, set_placement
     from paddle_rbt_plugin.completion.placement import Placement
 
     with new_program():

@@ -42,9 +42,11 @@ def search_of(
     frozen_embedding: bool = False,
     own_copies: bool = False,
     overlap_gradients: bool = False,
+    mode: str = "train",
     **space: object,
 ) -> Search:
     """A search over a small GPT, whose head is tied to its embedding."""
-    training = Training(batch, precision, own_copies=own_copies, overlap_gradients=overlap_gradients)  # type: ignore[arg-type]
+    choices = {"mode": mode, "own_copies": own_copies, "overlap_gradients": overlap_gradients}
+    training = Training(batch, precision, **choices)  # type: ignore[arg-type]
     parsed = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
     return Search(gpt_analysis(layers, batch, wide, frozen_embedding), parsed, training, SearchSpace.parse(space))

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
-from paddle_rbt_plugin.completion import Answers, Placement, answers, cache_folder, oracle
-from paddle_rbt_plugin.completion.oracle import Operand, Oracle, Question
+from paddle_rbt_plugin.completion import Answers, Placement, answers, cache, cache_folder
+from paddle_rbt_plugin.completion.oracle import Oracle
+from paddle_rbt_plugin.completion.question import Operand, Question
+from paddle_rbt_plugin.completion.scratch import ScratchPrograms
 from paddle_rbt_plugin.config import Settings
 from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram
 from paddle_rbt_plugin.handover.pir.configs import config_graph
@@ -48,13 +50,13 @@ def ask(folder, question, backward=False):
 def questions(monkeypatch):
     """The questions that Paddle is asked."""
     asked = []
-    answer = oracle._Scratch.answer
+    build = ScratchPrograms.build
 
-    def counted(scratch):
-        asked.append(scratch.question)
-        return answer(scratch)
+    def counted(scratch, question):
+        asked.append(question)
+        return build(scratch, question)
 
-    monkeypatch.setattr(oracle._Scratch, "answer", counted)
+    monkeypatch.setattr(ScratchPrograms, "build", counted)
     return asked
 
 
@@ -159,7 +161,7 @@ def test_old_answers_give_way(tmp_path, monkeypatch):
     known = Answers(tmp_path).of(MESH)
     assert known.find(first) is None
     assert known.find(second) is not None
-    monkeypatch.setattr(answers, "MOST_BYTES", 0)
+    monkeypatch.setattr(cache, "MOST_BYTES", 0)
     ask(tmp_path, first)
     assert not list(tmp_path.glob("*/*"))
 
@@ -181,15 +183,15 @@ def test_processes_share_a_folder(tmp_path):
 
 
 def test_the_folder_is_the_users_a_settings_or_none(tmp_path, monkeypatch):
-    monkeypatch.delenv(answers.CACHE_VARIABLE)
+    monkeypatch.delenv(cache.CACHE_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     if sys.platform == "linux":
         assert tmp_path in cache_folder(None).parents
     assert cache_folder(None) == cache_folder("on") == cache_folder(True)
-    monkeypatch.setenv(answers.CACHE_VARIABLE, "off")
+    monkeypatch.setenv(cache.CACHE_VARIABLE, "off")
     assert cache_folder(None) is None
     assert cache_folder(str(tmp_path)) == tmp_path
-    monkeypatch.setenv(answers.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path))
     assert cache_folder(None) == tmp_path
     assert cache_folder("off") is cache_folder(False) is None
 

@@ -25,11 +25,11 @@ from paddle_rbt_plugin.calibrate.profile import device_profile, profile_text
 from paddle_rbt_plugin.cli import calibrating
 from paddle_rbt_plugin.cli.main import cli
 from paddle_rbt_plugin.cluster import Cluster, ProcessMesh, parse_cluster
-from paddle_rbt_plugin.cost import DEFAULT, Training
+from paddle_rbt_plugin.cost import DEFAULT
 from paddle_rbt_plugin.cost.communication import collective_seconds, group_network
 from paddle_rbt_plugin.cost.compute import ComputeDevice, Product
 from paddle_rbt_plugin.cost.constants import constants_on
-from paddle_rbt_plugin.cost.shared import SharedCosts
+from paddle_rbt_plugin.cost.machines import Machines
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.plan.files import check_writable, save_file
 
@@ -206,9 +206,9 @@ def test_of_different_machines_the_slowest_counts() -> None:
 
 def test_each_stage_is_costed_by_the_software_of_its_own_machines() -> None:
     cluster = parse_cluster("1x8:A100-80G+1x8:H100")
-    stage, shared = ProcessMesh(("dp",), (8,), tuple(range(8))), SharedCosts(cluster, Training(8, "bf16"))
-    a100, h100 = (shared.machine(stage, first)[1].constants for first in (0, 8))
-    assert (a100.matmul_peak, h100.matmul_peak) == (DEFAULT.matmul_peak, shared.constants.matmul_peak)
+    stage, machines = ProcessMesh(("dp",), (8,), tuple(range(8))), Machines(cluster, "bf16")
+    a100, h100 = (machines.of(stage, first).constants for first in (0, 8))
+    assert (a100.matmul_peak, h100.matmul_peak) == (DEFAULT.matmul_peak, machines.constants.matmul_peak)
     assert h100.matmul_peak < a100.matmul_peak
 
 

@@ -11,12 +11,13 @@ from paddle_rbt_plugin.cluster import parse_cluster
 from paddle_rbt_plugin.completion import Completion, Crossing, Placement, Value
 from paddle_rbt_plugin.cost import Estimate, Training, estimate
 from paddle_rbt_plugin.cost.communication import collective_seconds
-from paddle_rbt_plugin.cost.shared import SharedCosts
-from paddle_rbt_plugin.cost.stages import even_split, even_stages
+from paddle_rbt_plugin.cost.stages import make_cut
+from paddle_rbt_plugin.cost.table import CostTable, Strategy
 from paddle_rbt_plugin.cost.transfers import copies, transfers
 
 CLUSTER = parse_cluster("1x8:A100-80G")
 TRAINING = Training(16)
+PLAIN = Strategy("none", sequence_parallel=False)
 HIDDEN = 2 * 128 * 256 * 4
 """Bytes of a hidden state of both configs at the traced batch of 2."""
 
@@ -72,18 +73,19 @@ def test_a_value_goes_from_stage_to_stage_to_the_last_that_reads_it(read_by, ret
 
 
 def test_stages_of_an_interleaved_schedule_send_at_every_cut() -> None:
-    stages = even_stages(4, 2, 2)
+    stages = make_cut(4, 2, 2).stage_of_layer
     assert stages == (0, 1, 0, 1)
     assert [t[1:3] for t in sent(completed(), stages) if t[0].endswith(".out")] == [(0, 1), (1, 0), (0, 1)]
 
 
 def test_the_first_stage_sends_no_gradient_and_the_last_nothing_ahead() -> None:
-    shared = SharedCosts(CLUSTER, replace(TRAINING, own_copies=True))
-    sends = shared.sends(completed(), candidate(pp=4), even_split(4, 4))
-    hidden = collective_seconds("p2p", HIDDEN, shared.pair(0, 1), shared.constants)
-    assert sends.ahead == pytest.approx([hidden] * 3 + [0])
-    assert sends.back == pytest.approx([0] + [hidden] * 3)
-    assert sends.received == (0, 0, 0, 0)
+    table = CostTable(CLUSTER, replace(TRAINING, own_copies=True))
+    sends = table.sends(completed(), make_cut(4, 4), PLAIN, (2, 4))
+    for micro_batch, nbytes in enumerate((HIDDEN, 2 * HIDDEN)):
+        hidden = collective_seconds("p2p", nbytes, table.machines.pair(0, 1), table.constants)
+        assert sends.ahead[micro_batch] == pytest.approx([hidden] * 3 + [0])
+        assert sends.back[micro_batch] == pytest.approx([0] + [hidden] * 3)
+    assert not sends.received.any()
 
 
 def pipelined(own_copies: bool = False, **more: object) -> Estimate:
@@ -101,17 +103,17 @@ def test_a_tied_weight_and_its_states_lie_on_both_ends() -> None:
 
 
 def test_both_ends_exchange_the_gradient_of_a_tied_weight_once_a_step() -> None:
-    shared = SharedCosts(CLUSTER, TRAINING)
-    message = collective_seconds("p2p", GPT.vocab * GPT.hidden * 4, shared.pair(0, 1), shared.constants)
+    machines = CostTable(CLUSTER, TRAINING).machines
+    message = collective_seconds("p2p", GPT.vocab * GPT.hidden * 4, machines.pair(0, 1), machines.constants)
     for steps in (4, 16):
         assert pipelined(accumulate_steps=steps).time["dp_communication"] == pytest.approx(2 * message)
 
 
 def test_a_stage_mesh_sends_its_parts() -> None:
-    shared = SharedCosts(CLUSTER, TRAINING)
-    whole = shared.sends(completed(LLAMA), candidate(pp=2), even_split(4, 2))
-    halved = shared.sends(completed(LLAMA, dp=2), candidate(pp=2, dp=2, micro_batch=1), even_split(4, 2))
-    assert halved.back[1] < whole.back[1]
+    table, cut = CostTable(CLUSTER, TRAINING), make_cut(4, 2)
+    whole = table.sends(completed(LLAMA), cut, PLAIN, (2,))
+    halved = table.sends(completed(LLAMA, dp=2), cut, PLAIN, (1,))
+    assert halved.back[0, 1] < whole.back[0, 1]
 
 
 def test_the_gradient_of_a_tied_weight_is_reduced_on_both_ends_once_a_step() -> None:

@@ -11,6 +11,7 @@ from test_layers import Builder
 
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph import Graph
+from paddle_rbt_plugin.handover.pir.configs import config_graph
 from paddle_rbt_plugin.handover.pir.trace import trace_layer
 from paddle_rbt_plugin.layers import cluster_layers, repeat_layers
 from paddle_rbt_plugin.models import GPTConfig, LlamaConfig, build, input_spec
@@ -34,9 +35,9 @@ def trace(model, layers):
         return trace_layer(lazy(model, layers), input_spec(CONFIGS[model], 2)).graph
 
 
-def repeat(model, count, traced=3, **names):
+def repeat(model, count, traced=3):
     graph = trace(model, traced)
-    return repeat_layers(graph, cluster_layers(graph), count, **names)
+    return repeat_layers(graph, cluster_layers(graph), count)
 
 
 @MODELS
@@ -100,10 +101,10 @@ def test_scopes_count_on(model):
 
 
 @MODELS
-def test_names_may_come_from_the_deeper_layer(model):
-    deeper = lazy(model, 5)
-    names = {structured: p.name for structured, p in deeper.named_parameters()}
-    repeated = repeat(model, 5, param_names=names)
+def test_the_graph_of_a_config_has_the_parameters_of_the_deep_model(model):
+    with unique_name.guard():
+        names = {structured: p.name for structured, p in lazy(model, 12).named_parameters()}
+    repeated = config_graph(dataclasses.replace(CONFIGS[model], layers=12), 2)
     assert {t.structured_name: t.name for t in repeated.params} == names
 
 

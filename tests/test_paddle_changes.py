@@ -17,7 +17,7 @@ from launching import WORKERS
 from paddle.jit import dy2static
 
 import paddle_rbt_plugin
-from paddle_rbt_plugin.completion.oracle import set_placement
+from paddle_rbt_plugin.completion.distributed_ops import set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.handover.pir import patches, seeds

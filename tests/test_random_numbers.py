@@ -12,7 +12,9 @@ from launching import launch_all
 
 from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.completion import Placement
-from paddle_rbt_plugin.completion.oracle import Operand, Oracle, Question, placement_of
+from paddle_rbt_plugin.completion.distributed_ops import placement_of
+from paddle_rbt_plugin.completion.oracle import Oracle
+from paddle_rbt_plugin.completion.question import Operand, Question
 from paddle_rbt_plugin.graph.random_ops import DEVICE_OPS, RANDOM_OPS, SEED_OPERANDS, STREAM_ATTRIBUTES, draws
 from paddle_rbt_plugin.handover.pir.partitioning import as_rank
 from paddle_rbt_plugin.handover.pir.replay import annotate

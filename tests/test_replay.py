@@ -11,7 +11,7 @@ from small import traced_gpt
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.cluster import ProcessMesh
 from paddle_rbt_plugin.completion import Placement
-from paddle_rbt_plugin.completion.oracle import building_pir, call_op, producer_of
+from paddle_rbt_plugin.completion.distributed_ops import building_pir, call_op, producer_of
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.cpp_signatures import signature
 from paddle_rbt_plugin.handover.pir.replay import annotate

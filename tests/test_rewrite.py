@@ -12,7 +12,7 @@ import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion import Oracle, Placement
 from paddle_rbt_plugin.completion.forms import CPU_FORMS, Form, sharded_form
-from paddle_rbt_plugin.completion.oracle import Operand, Question
+from paddle_rbt_plugin.completion.question import Operand, Question
 from paddle_rbt_plugin.graph.rewrite import rewrite_graph
 from paddle_rbt_plugin.handover.pir.rewrite import SerialOp, build_op
 

@@ -17,7 +17,7 @@ from paddle_rbt_plugin.search.levels import run_level
 from paddle_rbt_plugin.search.o1 import KEPT, run_o1
 from paddle_rbt_plugin.search.progress import Reporter
 from paddle_rbt_plugin.search.result import Misses, ranked
-from paddle_rbt_plugin.search.space import Degrees, candidates
+from paddle_rbt_plugin.search.space import candidates
 from paddle_rbt_plugin.search.state import Deadline
 
 
@@ -75,7 +75,7 @@ def test_every_candidate_that_does_not_fit_is_counted_under_its_degrees() -> Non
     found, _ = candidates(search.analysis, search.cluster, search.training, search.space)
     assert result.considered == len(found)
     assert all(r.missing_bytes > 0 and r.count > 0 for r in result.rejected if r.reason.kind == "memory")
-    fitting = sum(search.bounds.of(search.completion(c), c).missing_bytes <= 0 for c in found)
+    fitting = sum(search.bound(c).missing_bytes <= 0 for c in found)
     assert fitting + sum(r.count for r in result.rejected) == len(found)
     assert len(result.rejected) < 40
 
@@ -83,9 +83,9 @@ def test_every_candidate_that_does_not_fit_is_counted_under_its_degrees() -> Non
 def test_a_small_miss_is_told_in_a_unit_that_shows_it() -> None:
     search = search_of("1x2:V100-16G")
     candidate = candidates(search.analysis, search.cluster, search.training, search.space)[0][0]
-    bound = search.bounds.of(search.completion(candidate), candidate)
+    bound = search.bound(candidate)
     misses = Misses()
-    misses.add(Degrees.of(candidate), candidate, replace(bound, peak_memory_bytes=bound.memory_limit_bytes + 3 * 2**20))
+    misses.add(candidate, replace(bound, peak_memory_bytes=bound.memory_limit_bytes + 3 * 2**20))
     assert (
         str(misses.rejected()[0].reason) == "needs 14.4 GiB, 3.00 MiB more than the 14.4 GiB that V100-16G has less its reserve"
     )
@@ -158,8 +158,7 @@ def test_what_the_user_fixes_is_kept(recompute, zero) -> None:
 
 @pytest.mark.parametrize("level", ["o1", "o2"])
 def test_evaluation_is_planned_with_the_settings_of_training_and_says_which_it_ignores(level) -> None:
-    search = search_of("1x4:A100-80G", sharding_stage=2, sharding_degree=2, recompute="full")
-    search.training = search.shared.training = replace(search.training, mode="eval")
+    search = search_of("1x4:A100-80G", mode="eval", sharding_stage=2, sharding_degree=2, recompute="full")
     result = run_level(search, level)
     assert {(e.candidate.sharding_stage, e.candidate.recompute) for e in result.feasible} == {(0, "none")}
     assert tuple(map(str, result.notes)) == (

@@ -57,7 +57,7 @@ def some_settings(search, most_options=4):
 )
 def test_the_dynamic_programme_finds_what_trying_everything_finds(cluster, layers, wide, reserve) -> None:
     search = search_of(cluster, layers=layers, wide=wide, micro_batch=[1, 2], sharding_stage=[0, 1], batch=8)
-    search.memory_reserve = search.bounds.memory_reserve = reserve
+    search.memory_reserve = reserve
     seen = set()
     for setting in some_settings(search)[::3]:
         expected = brute_force(search, setting)
@@ -137,7 +137,6 @@ def test_partial_recomputation_beats_recomputing_everything_where_memory_is_shor
     def short(level):
         search = search_of("1x2:V100-32G", **space)
         search.memory_reserve = 1 - 0.93 * roomy.estimate.peak_memory_bytes / (32 * 2**30)
-        search.bounds.memory_reserve = search.memory_reserve
         return run_level(search, level).best
 
     one, layerwise = short("o1"), short("o2")
@@ -180,8 +179,7 @@ def test_infeasible_stays_infeasible() -> None:
 
 
 def test_level_o3_that_runs_out_of_time_keeps_the_other_notes() -> None:
-    search = search_of(HETERO, recompute="full")
-    search.training = search.shared.training = replace(search.training, mode="eval")
+    search = search_of(HETERO, mode="eval", recompute="full")
     search.deadline = Deadline(0.0)
     notes = run_level(search, "o3").notes
     assert sorted(note.kind for note in notes) == ["ignored", "stopped"]

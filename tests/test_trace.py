@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 import paddle
@@ -95,3 +96,9 @@ def test_the_global_batch_replaces_the_batch_dimension_of_inputs_and_labels() ->
 def test_an_open_batch_dimension_needs_a_global_batch() -> None:
     with pytest.raises(TunerError, match="global_batch"):
         with_batch([InputSpec([None, 6], "float32", "x")], [], None)
+
+
+def test_ops_of_a_trace_do_not_record_where_they_were_built():
+    trace = trace_layer(Net(), [InputSpec([4, 6], "float32", "x")], lambda out: out.mean())
+    assert not any(op.callstack for op in trace.program.global_block().ops)
+    assert not hasattr(sys, "tracebacklimit")

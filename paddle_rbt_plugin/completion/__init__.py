@@ -1,8 +1,9 @@
 """Completion: placements of all tensors from those of a few, and the collectives that follow from them."""
 
-from paddle_rbt_plugin.completion.answers import Answers, cache_folder
+from paddle_rbt_plugin.completion.answers import Answers
 from paddle_rbt_plugin.completion.by_batch import complete_by_batch, data_parallel, find_batch_dims, ops_without_rule
-from paddle_rbt_plugin.completion.crossings import RemoteReads, reads_apart
+from paddle_rbt_plugin.completion.cache import cache_folder
+from paddle_rbt_plugin.completion.crossings import RemoteReads, SharedReads, reads_apart, shared_reads
 from paddle_rbt_plugin.completion.kernels import AnyOracle
 from paddle_rbt_plugin.completion.oracle import Oracle
 from paddle_rbt_plugin.completion.placement import Placement
@@ -21,6 +22,7 @@ __all__ = [
     "Placement",
     "RemoteReads",
     "SegmentWork",
+    "SharedReads",
     "Value",
     "cache_folder",
     "complete",
@@ -30,4 +32,5 @@ __all__ = [
     "make_oracle",
     "ops_without_rule",
     "reads_apart",
+    "shared_reads",
 ]

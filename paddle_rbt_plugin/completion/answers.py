@@ -1,15 +1,9 @@
-"""A persistent cache of what Paddle answered to the oracle's questions.
+"""What Paddle answered to the oracle's questions in earlier runs.
 
 An answer depends only on the question, on the shape of the mesh, and on the build of Paddle and the modules here that ask
-it. So each build has a folder, and each shape of a mesh a file in it:
-
-    FOLDER/BUILD/dp2-mp2.jsonl      the first line: identity of the build, checksum of what follows
-                                    each further line: ["digest of a question", answer]
-
-Files hold data only, and can be deleted at any time. They are read when a mesh is first asked about, and an answer is decoded
-when it is needed. A file that is broken, or is another build's, is ignored and written anew. Files are replaced atomically
-after merging what other processes have written meanwhile, so several processes can share a folder, also on a network file
-system; if two write at the same moment, some answers are asked for again. A folder that cannot be written is not an error.
+it. So each shape of a mesh has a file (``cache``), in which each line is ``["digest of a question", answer]``. It is read when
+a mesh is first asked about, and an answer is decoded when it is needed. What other processes have written meanwhile is merged;
+if two write at the same moment, some answers are asked for again.
 
 Ops that the installed Paddle does not declare itself (custom ops) are not cached, since their rules are another library's.
 """
@@ -17,63 +11,31 @@ Ops that the installed Paddle does not declare itself (custom ops) are not cache
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from zlib import crc32
-
-from platformdirs import user_cache_path
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
-from paddle_rbt_plugin.completion.oracle import Built, Product, Question, Source, Use
+from paddle_rbt_plugin.completion.built import Built, Product, Source, Use
+from paddle_rbt_plugin.completion.cache import build_of_paddle, file_of, mark_used, prune, read_lines, write_lines
 from paddle_rbt_plugin.completion.placement import Placement
-from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram
+from paddle_rbt_plugin.completion.question import Question
+from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.cpp_signatures import signature
 
-CACHE_VARIABLE = "PADDLE_RBT_CACHE"
 MOST_BYTES_OF_A_FILE = 32 * 2**20
 """What is written of one mesh; the answers that were used least recently go first."""
-MOST_BYTES = 256 * 2**20
-"""What all files take together; those that were used least recently go first."""
-
-_OFF = ("off", "0", "false", "no")
-_ON = ("", "on", "1", "true", "yes")
-_SUFFIX = ".jsonl"
-_ABANDONED_S = 3600.0
-_FLAGS = (
-    "FLAGS_enable_auto_parallel_align_mode",
-    "FLAGS_enable_fuse_parallel_matmul_pass",
-    "FLAGS_prim_backward",
-    "FLAGS_prim_forward",
-    "FLAGS_prim_forward_blacklist",
+_ASKING = (
+    *("question.py", "scratch.py", "distributed_ops.py", "built.py", "oracle.py", "operands.py", "placement.py", "answers.py"),
+    *("../graph/pir.py", "../graph/cpp_signatures.py", "../graph/random_ops.py"),
 )
-"""Flags of Paddle that change which ops it builds, or how they are sharded."""
-_ASKING = ("oracle.py", "operands.py", "placement.py", "answers.py", "../graph/pir.py", "../graph/cpp_signatures.py")
 """The modules here on which answers depend."""
 _PASSING = (MemoryError, RecursionError, OSError, ImportError)
 """Errors that say nothing about the question."""
-
-
-def cache_folder(setting: bool | str | os.PathLike[str] | None) -> Path | None:
-    """The folder of the cache; None where it is off. ``setting`` is a folder, ``"off"`` or False, ``"on"`` or True, or None for
-    what ``PADDLE_RBT_CACHE`` says, by default the user's cache folder. Raises TunerError for something that is not a folder."""
-    chosen = os.environ.get(CACHE_VARIABLE, "") if setting is None else setting
-    if chosen is False or (isinstance(chosen, str) and chosen.lower() in _OFF):
-        return None
-    if chosen is True or (isinstance(chosen, str) and chosen.lower() in _ON):
-        return user_cache_path("paddle-rbt-plugin", appauthor=False) / "answers"
-    folder = Path(chosen).expanduser()
-    if folder.exists() and not folder.is_dir():
-        where = CACHE_VARIABLE if setting is None else "cache"
-        raise TunerError(f"{where} must be a folder, 'on' or 'off', not the file {str(folder)!r}")
-    return folder
 
 
 class Answers:
@@ -89,16 +51,15 @@ class Answers:
             return None
         name = "-".join(f"{axis}{degree}" for axis, degree in zip(mesh.axes, mesh.shape, strict=True)) or "single"
         if name not in self._of:
-            identity = _identity()
-            digest = blake2b(identity.encode(), digest_size=8).hexdigest()
-            self._of[name] = MeshAnswers(self._folder / digest / f"{name}{_SUFFIX}", identity)
+            identity = json.dumps([*build_of_paddle(), _asking()])
+            self._of[name] = MeshAnswers(file_of(self._folder, identity, name), identity)
         return self._of[name]
 
     def save(self) -> None:
         """Writes what is new, once at the end of a plan."""
         written = [answers.save() for answers in self._of.values()]
         if self._folder is not None and any(written):
-            _prune(self._folder)
+            prune(self._folder)
 
 
 class MeshAnswers:
@@ -116,8 +77,7 @@ class MeshAnswers:
         if self._lines is None:
             self._lines = _read(self._path, self._identity)
             if self._lines:
-                with suppress(OSError):
-                    os.utime(self._path)  # the files that were used least recently are deleted first
+                mark_used(self._path)
         if not self._lines:
             return None
         key = _key(question)
@@ -153,7 +113,7 @@ class MeshAnswers:
         others = {k: v for k, v in _read(self._path, self._identity).items() if k not in recent}
         lines = _newest((*others.values(), *recent.values()), MOST_BYTES_OF_A_FILE)
         try:
-            _write(self._path, self._identity, lines)
+            write_lines(self._path, self._identity, lines)
         except OSError:
             return False
         self._new.clear()
@@ -169,31 +129,8 @@ _KEY = slice(2, 34)
 
 
 def _read(path: Path, identity: str) -> dict[str, bytes]:
-    """The lines of a file by key; none if it is missing, broken, or another build's."""
-    try:
-        header, _, body = path.read_bytes().partition(b"\n")
-        first = json.loads(header)
-        if first["build"] != identity or first["checksum"] != crc32(body):
-            return {}
-        return {line[_KEY].decode(): line for line in body.splitlines()}
-    except (OSError, ValueError, TypeError, LookupError):
-        return {}
-
-
-def _write(path: Path, identity: str, lines: Iterable[bytes]) -> None:
-    """Replaces a file atomically."""
-    body = b"\n".join(lines)
-    header = json.dumps({"build": identity, "checksum": crc32(body)}).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(header + b"\n" + body)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
+    """The lines of a file by key."""
+    return {line[_KEY].decode(errors="replace"): line for line in read_lines(path, identity)}
 
 
 def _newest(lines: Sequence[bytes], most: int) -> list[bytes]:
@@ -207,37 +144,9 @@ def _newest(lines: Sequence[bytes], most: int) -> list[bytes]:
     return kept[::-1]
 
 
-def _prune(folder: Path) -> None:
-    """Deletes the files that were used least recently while all take too much, and what processes that were killed left."""
-    left = MOST_BYTES
-    with suppress(OSError):
-        found = [(path.stat(), path) for path in folder.glob("*/*") if path.suffix in (_SUFFIX, ".tmp")]
-        for stat, path in sorted(found, key=lambda entry: -entry[0].st_mtime):
-            if path.suffix == _SUFFIX:
-                left -= stat.st_size
-                unwanted = left < 0
-            else:
-                unwanted = time.time() - stat.st_mtime > _ABANDONED_S
-            if unwanted:
-                path.unlink(missing_ok=True)
-
-
 @cache
 def _is_of_paddle(op: str) -> bool:
     return any(signature(spelling) is not None for spelling in (op, f"{op}_"))
-
-
-def _identity() -> str:
-    """What answers depend on beside the question and the mesh."""
-    import paddle
-    from paddle.base import core
-
-    about = paddle.version
-    build = (about.full_version, about.commit, str(about.cuda()))
-    known = core.globals()
-    flags = {name: str(known[name]) for name in _FLAGS if name in known.keys()}  # noqa: SIM118
-    prim = [getattr(core, f"_is_{direction}_prim_enabled")() for direction in ("fwd", "bwd")]
-    return json.dumps([*build, flags, prim, _asking()])
 
 
 @cache

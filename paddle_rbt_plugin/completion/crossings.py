@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from paddle_rbt_plugin.completion.work import Crossing, Value
@@ -14,26 +15,46 @@ RemoteReads = tuple[tuple[int, int, int, int], ...]
 the stage from which the tensor has come there: -1 where that is the tensor's own."""
 
 
-def reads_apart(graph: Graph, layers: Layers, stages: Sequence[int]) -> RemoteReads:
+@dataclass(frozen=True)
+class SharedReads:
+    """The parameters and sent values that more than one layer reads, whatever the stages."""
+
+    reads: tuple[tuple[int, int, int], ...]
+    """Segment, its layer, and a tensor that it reads, in program order."""
+    home: Mapping[int, int]
+    """Layer of each of these tensors: the layer that makes the value, or reads the parameter first."""
+
+
+def shared_reads(graph: Graph, layers: Layers) -> SharedReads:
+    """What layers read of each other that may have to be copied or handed on, see ``reads_apart``."""
+    home = _shared_values(graph, layers)
+    readers: dict[int, set[int]] = {}
+    reads = []
+    for i, segment in enumerate(layers.segments):
+        for t in externals_of(graph, segment):
+            if graph.tensors[t].kind == "param" or t in home:
+                reads.append((i, segment.layer, t))
+                readers.setdefault(t, {home.setdefault(t, segment.layer)}).add(segment.layer)
+    return SharedReads(tuple(read for read in reads if len(readers[read[2]]) > 1), home)
+
+
+def reads_apart(shared: SharedReads, stages: Sequence[int]) -> RemoteReads:
     """The parameters that segments read on another stage than their own, of which such a stage has a copy, and the values that
     several layers read on other stages; ``stages`` holds the stage of each layer.
 
     Different cuts of a model mostly have the same answer: none, or a head that is tied to the embedding."""
     count = max(stages) + 1
-    shared = _shared_values(graph, layers)
-    home = dict(shared)
+    home = shared.home
     readers: dict[int, dict[int, int]] = {}  # of each tensor, by stage the first segment that reads it there
-    reading: list[tuple[int, int]] = []
-    for i, segment in enumerate(layers.segments):
-        for t in externals_of(graph, segment):
-            if graph.tensors[t].kind == "param" or t in shared:
-                stage = stages[segment.layer]
-                readers.setdefault(t, {}).setdefault(stage, i)
-                if stage != stages[home.setdefault(t, segment.layer)]:
-                    reading.append((i, t))
+    reading: list[tuple[int, int, int]] = []
+    for i, layer, t in shared.reads:
+        stage = stages[layer]
+        readers.setdefault(t, {}).setdefault(stage, i)
+        if stage != stages[home[t]]:
+            reading.append((i, stage, t))
     apart = []
-    for i, t in reading:
-        begin, stage = stages[home[t]], stages[layers.segments[i].layer]
+    for i, stage, t in reading:
+        begin = stages[home[t]]
         first = readers[t][stage]
         before = [
             (f, (s - begin) % count)
@@ -89,9 +110,9 @@ def _how(graph: Graph, tensor: int, constant: Collection[int]) -> Literal["sent"
     return "computed" if producer.index in constant else "sent"
 
 
-def results_of(graph: Graph, segment: Segment) -> list[int]:
+def results_of(graph: Graph, segment: Segment) -> tuple[int, ...]:
     """Tensors that a segment writes."""
-    return [t for op in segment.ops for t in graph.ops[op].results]
+    return graph.results(segment.ops)
 
 
 def externals_of(graph: Graph, segment: Segment) -> tuple[int, ...]:

@@ -12,10 +12,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+from paddle_rbt_plugin.completion.built import Built, Source, Use
 from paddle_rbt_plugin.completion.collectives import collectives_between
 from paddle_rbt_plugin.completion.forms import LOSS_REDUCTIONS, Form, sharded_form
-from paddle_rbt_plugin.completion.oracle import GRADIENTS_MAY_BE_PARTIAL, Built, Operand, Oracle, Question, Source, Use
+from paddle_rbt_plugin.completion.operands import GRADIENTS_MAY_BE_PARTIAL
+from paddle_rbt_plugin.completion.oracle import Oracle
 from paddle_rbt_plugin.completion.placement import Placement
+from paddle_rbt_plugin.completion.question import Operand, Question
 from paddle_rbt_plugin.completion.rules import RuleOracle
 from paddle_rbt_plugin.completion.work import Collective, Kernel, Phase, Value
 from paddle_rbt_plugin.graph import Graph, Op
@@ -63,8 +66,9 @@ class Kernels:
 
     def copies_of(self, tensors: Iterable[int]) -> Copies:
         """What some tensors have been resharded to."""
-        keys = ((place, self._place(t)) for place, t in enumerate(tensors))
-        return tuple((place, self._copies[key]) for place, key in keys if key in self._copies)
+        remote, copies = self.remote_params, self._copies
+        keys = [(t, remote.get(t)) for t in tensors] if remote else [(t, None) for t in tensors]
+        return tuple([(place, copies[key]) for place, key in enumerate(keys) if key in copies])
 
     def take_copies(self, tensors: Sequence[int], copies: Copies) -> None:
         """Notes that tensors have been resharded as those of an equal run of ops were."""

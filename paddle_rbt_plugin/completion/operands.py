@@ -17,6 +17,9 @@ SUMMING = frozenset(
 """Ops that may leave sums, or averages, over ranks to be finished: what a rank makes of its part is a summand. Paddle says so
 of ``p_norm`` and ``logsumexp`` of a sharded dimension as well, where it is not."""
 _SUMS = ("sum", "avg")
+GRADIENTS_MAY_BE_PARTIAL = frozenset({"cast", "reshard"})
+"""Ops whose gradient ops may read partial gradients. All others get whole sums (``distributed_ops.finished``), so the gradient
+of a parameter that is cast is summed once a step, as the gradient of any parameter."""
 
 
 def less_sharded(placements: Sequence[Placement]) -> list[tuple[Placement, ...]]:

@@ -178,8 +178,8 @@ class _Completer:
             here = self.kernels.remote_params = self.apart.get(i, {})
             segment, externals = self.layers.segments[i], self.externals[i]
             results = results_of(self.graph, segment)
-            moved = [k for t in results for k in self._received(t, -1)]
-            arriving = tuple(tuple(self._arrived(t, here)) for t in (*results, *self.owned[i]))
+            moved = [k for t in results for k in self._received(t, -1)] if self.to_come else []
+            arriving = tuple([tuple(self._arrived(t, here)) for t in (*results, *self.owned[i])])
             tensors = (*externals, *results)
             key = (keys[i], arriving, self._places_of_owned(i), self.kernels.copies_of(tensors))
             if key not in memo:

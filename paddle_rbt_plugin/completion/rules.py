@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
-from paddle_rbt_plugin.completion.oracle import Built, Operand, Product, Question, Source, Use
+from paddle_rbt_plugin.completion.built import Built, Product, Source, Use
 from paddle_rbt_plugin.completion.placement import Placement
+from paddle_rbt_plugin.completion.question import Operand, Question
 
 Attrs = dict[str, Any]
 Dims = tuple[int, ...]

@@ -77,9 +77,10 @@ class Kernel:
     attrs: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SegmentWork:
-    """The work of one segment of the graph. Structurally equal segments whose inputs lie alike share one object."""
+    """The work of one segment of the graph. Structurally equal segments whose inputs lie alike share one object, and it is by
+    identity that they are known as equal."""
 
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
@@ -109,7 +110,7 @@ class SegmentWork:
         yield from (*self.params, *self.saved, *self.inputs, *self.outputs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Crossing:
     """A value that other layers than its own read, and so other stages where these run one of them and not its own layer.
 

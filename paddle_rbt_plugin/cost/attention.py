@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paddle_rbt_plugin.completion.work import Kernel, SegmentWork, Value
-from paddle_rbt_plugin.cost.sizes import MATMULS, forward_type
+from paddle_rbt_plugin.cost.op_types import MATMULS, forward_type
 
 _BETWEEN = frozenset(
     {"scale", "add", "subtract", "multiply", "divide", "where", "masked_fill", "cast", "dropout", "clip", "tanh"}

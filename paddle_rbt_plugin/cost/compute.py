@@ -1,4 +1,4 @@
-"""Time of one op on one device: a roofline.
+"""Time of kernels on one device: a roofline.
 
     seconds = max(FLOP / (peak * efficiency), bytes / (bandwidth * share)) + gap
 
@@ -10,17 +10,25 @@ what it reads and writes in memory (``fusion``). A product of m x k by k x n, ``
 where m' and n' are m and n padded to whole tiles and ``matmul_fill_flop`` is what the device could have done while it fills
 and empties: small products are slow, large ones reach ``matmul_peak``. Backward products use the same formula with their own m,
 n, k. An op type without a rule has the roofline of its bytes, in every dtype.
+
+Kernels are read into a ``KernelTable`` once; times are arrays, a row per micro batch and a column per kernel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil, prod
+from typing import Any, NamedTuple
 
-from paddle_rbt_plugin.completion.work import Kernel, Value
+import numpy as np
+
+from paddle_rbt_plugin.cluster import ProcessMesh
+from paddle_rbt_plugin.completion.work import Kernel
+from paddle_rbt_plugin.cost.attention import AttentionCore
 from paddle_rbt_plugin.cost.constants import Constants
 from paddle_rbt_plugin.cost.fusion import Traffic
-from paddle_rbt_plugin.cost.sizes import EMBEDDINGS, LOSS_OPS, MATMULS, VIEWS, Sizes, forward_type, grad_name
+from paddle_rbt_plugin.cost.op_types import EMBEDDINGS, LOSS_OPS, MATMULS, forward_type, grad_name
+from paddle_rbt_plugin.cost.sizes import Columns, Extent, LocalSizes, SizeTable, Term, Values
 
 CONVOLUTIONS = frozenset({"conv2d", "conv3d", "depthwise_conv2d", "conv2d_transpose"})
 FUSED_ATTENTION = frozenset(
@@ -38,149 +46,223 @@ class ComputeDevice:
     bandwidth: float
 
 
-@dataclass(frozen=True)
-class Product:
-    """``batch`` matrix products of m x k by k x n."""
+class Product(NamedTuple):
+    """``batch`` matrix products of m x k by k x n; numbers, or arrays of them."""
 
-    batch: float
-    m: float
-    n: float
-    k: float
+    batch: Any
+    m: Any
+    n: Any
+    k: Any
 
     @property
-    def flop(self) -> float:
+    def flop(self) -> Any:
         """A multiplication and an addition for each of batch m n k."""
         return 2.0 * self.batch * self.m * self.n * self.k
 
-    def efficiency(self, c: Constants) -> float:
+    def efficiency(self, c: Constants) -> Any:
         """Share of the peak FLOP/s that the product reaches, between 0 and ``matmul_peak``."""
-        tile = c.matmul_tile
-        padded = ceil(self.m / tile) * ceil(self.n / tile) * tile**2
-        return c.matmul_peak * self.m * self.n / padded
+        return c.matmul_peak * self.m * self.n / self._padded(c)
 
-    def seconds(self, device: ComputeDevice, c: Constants) -> float:
+    def seconds(self, device: ComputeDevice, c: Constants) -> Any:
         """Time of the products, memory aside."""
-        if not self.flop:
-            return 0.0
-        return self.flop / (device.flops * self.efficiency(c)) + c.matmul_fill_flop / device.flops
+        padded = 2.0 * self.batch * self._padded(c) * self.k
+        return (padded / c.matmul_peak + c.matmul_fill_flop * (self.flop > 0)) / device.flops
+
+    def _padded(self, c: Constants) -> Any:
+        """m n with both padded to whole tiles."""
+        return np.ceil(self.m / c.matmul_tile) * np.ceil(self.n / c.matmul_tile) * c.matmul_tile**2
 
 
-@dataclass(frozen=True)
-class KernelCost:
-    """FLOP, bytes moved and seconds of one op on one device; ``launches`` is 0 for an op that moves nothing."""
+class _Factors(NamedTuple):
+    """The forward product of an op: operands of left and right matrices; ``lone`` where a single right one may serve all."""
 
-    flop: float
-    nbytes: float
-    seconds: float
-    launches: int
-
-
-NOTHING = KernelCost(0.0, 0.0, 0.0, 0)
+    left: Extent
+    right: Extent
+    m: Extent
+    n: Extent
+    k: Extent
+    lone: bool
 
 
-def kernel_cost(kernel: Kernel, traffic: Traffic, sizes: Sizes, device: ComputeDevice, c: Constants) -> KernelCost:
-    """Cost of one op as one rank runs it; ``traffic`` says what goes through memory."""
-    type = forward_type(kernel.type)
-    if type in VIEWS:
-        return NOTHING
-    if type in FUSED_ATTENTION:
-        query, key = kernel.inputs[:2]
-        batch, queries, heads, width = (*sizes.shape(query), 1, 1, 1, 1)[:4]
-        keys = (*sizes.shape(key), 1, 1)[1]
-        flop = attention_flop(
-            batch * heads, queries, keys, width, bool(kernel.attrs.get("causal", kernel.attrs.get("is_causal")))
-        )
-        return fused_attention_cost(query, key, flop, sizes, device, c, backward=type != kernel.type)
-    work = products(kernel, sizes)
-    flop = sum(p.flop for p in work)
-    busy = sum(p.seconds(device, c) for p in work)
-    nbytes = moved_bytes(kernel, traffic, sizes)
-    seconds = max(busy, nbytes / (device.bandwidth * c.memory_peak))
-    return KernelCost(flop, nbytes, seconds + c.kernel_gap_s * traffic.launched, int(traffic.launched))
+_FORWARD, _BY_LEFT, _BY_RIGHT = (1, 2, 3), (1, 3, 2), (3, 2, 1)
+"""Which of (batch, m, n, k) of the forward product are m, n and k of itself, and of the gradients of its two operands."""
 
 
-def products(kernel: Kernel, sizes: Sizes) -> tuple[Product, ...]:
+class KernelTable:
+    """Kernels, one after the other, to be ``frozen`` when all are there."""
+
+    def __init__(self) -> None:
+        self._factors: list[_Factors] = []
+        self._products: list[tuple[int, int, tuple[int, int, int]]] = []
+        """Kernel, factors, and what of them are m, n and k."""
+        self._attention: list[tuple[int, Extent]] = []
+        self._bytes: list[list[Term]] = []
+        self._launched: list[bool] = []
+
+    def add(self, kernel: Kernel, traffic: Traffic, columns: Columns) -> int:
+        """Adds an op, no view, as one rank runs it; ``traffic`` says what goes through memory. Returns its column."""
+        type = forward_type(kernel.type)
+        if type in FUSED_ATTENTION:
+            query, key = kernel.inputs[:2]
+            q, k = columns[query], columns[key]
+            over = [(q, d) for d in range(min(4, len(query.shape)))] + ([(k, 1)] if len(key.shape) > 1 else [])
+            causal = bool(kernel.attrs.get("causal", kernel.attrs.get("is_causal")))
+            return self._add_attention(q, k, Extent(tuple(over)), causal, type != kernel.type)
+        for factors, roles in _products(kernel, columns):
+            if not self._factors or self._factors[-1] != factors:
+                self._factors.append(factors)
+            self._products.append((len(self._bytes), len(self._factors) - 1, roles))
+        self._bytes.append(_moved(kernel, traffic, columns))
+        self._launched.append(traffic.launched)
+        return len(self._bytes) - 1
+
+    def add_core(self, core: AttentionCore, columns: Columns, backward: bool) -> int:
+        """Adds an attention core that runs as one kernel; a decoder's mask is causal. Returns its column."""
+        query, scores = columns[core.query], columns[core.scores]
+        over = [(scores, d) for d in range(len(core.scores.shape))] + [(query, len(core.query.shape) - 1)]
+        return self._add_attention(query, columns[core.key], Extent(tuple(over)), True, backward)
+
+    def _add_attention(self, query: int, key: int, heads_by_scores_by_width: Extent, causal: bool, backward: bool) -> int:
+        """Fused attention: two products of queries x keys x width for each head, half of them under a causal mask. Operands,
+        result and in backward their gradients go through memory once."""
+        times = 4.0 * (0.5 if causal else 1.0) * (FUSED_ATTENTION_BACKWARD if backward else 1.0)
+        self._attention.append((len(self._bytes), heads_by_scores_by_width._replace(times=times)))
+        moved = (2.0 if backward else 1.0) * 2.0
+        self._bytes.append([Term(query, moved, stored=False), Term(key, moved, stored=False)])
+        self._launched.append(True)
+        return len(self._bytes) - 1
+
+    def is_launched(self, kernel: int) -> bool:
+        """Whether a kernel is launched, and does not run inside another one."""
+        return self._launched[kernel]
+
+    def products_of(self, kernel: int) -> list[int]:
+        """The columns of the matrix products of a kernel."""
+        return [i for i, (owner, _, _) in enumerate(self._products) if owner == kernel]
+
+    def frozen(self, sizes: SizeTable) -> Kernels:
+        """All of them as arrays."""
+        return Kernels(sizes, self._factors, self._products, self._attention, self._bytes, self._launched)
+
+
+class Kernels:
+    """Kernels as arrays."""
+
+    def __init__(
+        self,
+        sizes: SizeTable,
+        factors: Sequence[_Factors],
+        products: Sequence[tuple[int, int, tuple[int, int, int]]],
+        attention: Sequence[tuple[int, Extent]],
+        nbytes: Sequence[Sequence[Term]],
+        launched: Sequence[bool],
+    ):
+        self.launched = np.array(launched, bool)
+        self._factors = sizes.extents([side for f in factors for side in f[:5]])
+        self._lone = np.array([f.lone for f in factors], bool)
+        owners = np.array([owner for owner, _, _ in products], int)
+        self._owners, self._starts = np.unique(owners, return_index=True)
+        self._of = np.array([f for _, f, _ in products], int)
+        self._roles = np.array([roles for _, _, roles in products], int).reshape(-1, 3)
+        self._attention = sizes.extents([extent for _, extent in attention])
+        self._attending = np.array([owner for owner, _ in attention], int)
+        self._bytes = sizes.sums(nbytes)
+
+    def products(self, local: LocalSizes) -> Product:
+        """The matrix products, micro batches x products."""
+        left, right, m, n, k = np.moveaxis(local.extents(self._factors).reshape(len(local.dims), -1, 5), 2, 0)
+        lone = self._lone & (right == 1)  # one weight for all rows
+        sides = np.stack((np.where(lone, 1.0, np.maximum(left, right)), np.where(lone, left * m, m), n, k))
+        return Product(sides[0][:, self._of], *(sides[self._roles[:, i], :, self._of].T for i in range(3)))
+
+    def nbytes(self, local: LocalSizes) -> np.ndarray:
+        """Bytes that each kernel reads and writes in device memory, micro batches x kernels."""
+        return local.sums(self._bytes)
+
+    def attention_flop(self, local: LocalSizes) -> np.ndarray:
+        """FLOP of each fused attention."""
+        return local.extents(self._attention)
+
+    def by_kernel(self, of_products: np.ndarray) -> np.ndarray:
+        """Sums what is per matrix product for each kernel."""
+        found = np.zeros((len(of_products), len(self.launched)))
+        if len(self._owners):
+            found[:, self._owners] = np.add.reduceat(of_products, self._starts, axis=1)
+        return found
+
+    def seconds(self, local: LocalSizes, of_products: np.ndarray, device: ComputeDevice, c: Constants) -> np.ndarray:
+        """Time of each kernel, where its matrix products take ``of_products``; micro batches x kernels."""
+        busy = self.by_kernel(of_products)
+        busy[:, self._attending] += self.attention_flop(local) / (device.flops * c.fused_attention_peak)
+        moving = self.nbytes(local) / (device.bandwidth * c.memory_peak)
+        found: np.ndarray = np.maximum(busy, moving) + c.kernel_gap_s * self.launched
+        return found
+
+
+def product_flop(kernels: Iterable[Kernel], mesh: ProcessMesh) -> np.ndarray:
+    """FLOP of the matrix products of each kernel as a rank of the mesh runs them, on the batch of the traced program."""
+    values, table = Values(mesh.axes, "fp32"), KernelTable()
+    columns = Columns(values)
+    for kernel in kernels:
+        table.add(kernel, Traffic((), (), launched=True), columns)
+    sizes = values.table()
+    found = table.frozen(sizes)
+    products = found.products(sizes.local(mesh, np.ones(1), sequence_parallel=False))
+    return found.by_kernel(products.flop)[0]
+
+
+def _products(kernel: Kernel, columns: Columns) -> list[tuple[_Factors, tuple[int, int, int]]]:
     """The matrix products that an op consists of; none for an op that is its bytes."""
     type = forward_type(kernel.type)
     if type in MATMULS and len(kernel.inputs) > 1:
-        forward = _matmul(kernel, sizes)
+        factors = _matmul(kernel, columns)
     elif type in CONVOLUTIONS and len(kernel.inputs) > 1:
-        forward = _convolution(kernel, sizes)
+        factors = _convolution(kernel, columns)
     else:
-        return ()
+        return []
     if type == kernel.type:
-        return (forward,)
-    by_left = Product(forward.batch, forward.m, forward.k, forward.n)
-    by_right = Product(forward.batch, forward.k, forward.n, forward.m)
+        return [(factors, _FORWARD)]
     left, right = grad_name(kernel.inputs[0].name), grad_name(kernel.inputs[1].name)
-    return tuple(
-        by_left if out.name == left else by_right
-        for out in kernel.outputs
-        if out.name in (left, right) or len(kernel.outputs) <= 2
-    )
+    wanted = [out.name for out in kernel.outputs if out.name in (left, right) or len(kernel.outputs) <= 2]
+    return [(factors, _BY_LEFT if name == left else _BY_RIGHT) for name in wanted]
 
 
-def attention_flop(heads: float, queries: float, keys: float, width: float, causal: bool) -> float:
-    """FLOP of the forward pass of fused attention: two products of queries x keys x width for each of ``heads`` (all of
-    them, batch included), half of them under a causal mask."""
-    return 4.0 * heads * queries * keys * width * (0.5 if causal else 1.0)
+def _matmul(kernel: Kernel, columns: Columns) -> _Factors:
+    x, y = kernel.inputs[:2]
+    left, right = ([(columns[v], d) for d in range(len(v.shape))] for v in (x, y))
+    transpose_x = bool(kernel.attrs.get("transpose_x", kernel.attrs.get("trans_x", False)))
+    transpose_y = bool(kernel.attrs.get("transpose_y", kernel.attrs.get("trans_y", False)))
+    rows, inner = ([], left) if len(left) < 2 else (left[-1:], left[-2:-1]) if transpose_x else (left[-2:-1], left[-1:])
+    outer = [] if len(right) < 2 else right[-2:-1] if transpose_y else right[-1:]
+    batches, others, m, n, k = (Extent(tuple(side)) for side in (left[:-2], right[:-2], rows, outer, inner))
+    return _Factors(batches, others, m, n, k, lone=not transpose_x)
 
 
-def fused_attention_cost(
-    query: Value, key: Value, flop: float, sizes: Sizes, device: ComputeDevice, c: Constants, backward: bool
-) -> KernelCost:
-    """Cost of fused attention: operands, result and in backward their gradients go through memory once."""
-    flop *= FUSED_ATTENTION_BACKWARD if backward else 1.0
-    nbytes = (2.0 if backward else 1.0) * 2.0 * (sizes.nbytes(query) + sizes.nbytes(key))
-    seconds = max(flop / (device.flops * c.fused_attention_peak), nbytes / (device.bandwidth * c.memory_peak))
-    return KernelCost(flop, nbytes, seconds + c.kernel_gap_s, 1)
+def _convolution(kernel: Kernel, columns: Columns) -> _Factors:
+    """As the implicit matrix product: output positions x output channels x (input channels of a group x filter size)."""
+    weight, out = kernel.inputs[1], kernel.outputs[0] if kernel.type in CONVOLUTIONS else kernel.inputs[-1]
+    w, o = columns[weight], columns[out]
+    groups = Extent(times=float(kernel.attrs.get("groups", 1) or 1))
+    positions = Extent(tuple((o, d) for d in range(len(out.shape))), ((w, 0),))
+    channels = Extent(((w, 0),), times=1.0 / groups.times)
+    filters = Extent(tuple((w, d) for d in range(1, len(weight.shape))))
+    return _Factors(groups, groups, positions, channels, filters, lone=False)
 
 
-def moved_bytes(kernel: Kernel, traffic: Traffic, sizes: Sizes) -> float:
-    """Bytes that an op reads and writes in device memory."""
+def _moved(kernel: Kernel, traffic: Traffic, columns: Columns) -> list[Term]:
+    """What an op reads and writes in device memory."""
     type = forward_type(kernel.type)
     if type in EMBEDDINGS:
         # Only the rows that are looked up are read; backward clears the whole gradient, then adds to those rows.
         if type == kernel.type:
-            return 2.0 * sum(map(sizes.stored, kernel.outputs))
-        arriving = sum(sizes.stored(v) for v in kernel.inputs if v.name.endswith("@GRAD"))
-        return sum(map(sizes.nbytes, kernel.outputs)) + 3.0 * arriving
-    values = (*traffic.reads, *traffic.writes)
-    if type in LOSS_OPS and sizes.half:
-        return sum(_as_float32(v, sizes) for v in values)
+            return [Term(columns[v], 2.0) for v in kernel.outputs]
+        arriving = [Term(columns[v], 3.0) for v in kernel.inputs if v.name.endswith("@GRAD")]
+        return [Term(columns[v], stored=False) for v in kernel.outputs] + arriving
+    moved = (*traffic.reads, *traffic.writes)
+    if type in LOSS_OPS and columns.half:
+        # In float32, with the casts to and from it of what is stored in two bytes.
+        return [Term(columns[v], (2 + 4 + 4) / 2 if columns.is_halved(v) else 1.0, stored=False) for v in moved]
     if type in MATMULS:
-        again = sizes.nbytes(kernel.inputs[-1]) if len(kernel.outputs) > 1 else 0  # both products of a gradient read it
-        return float(sum(map(sizes.nbytes, values)) + again)
-    return float(sum(map(sizes.stored, values)))
-
-
-def _as_float32(value: Value, sizes: Sizes) -> float:
-    """Bytes that an op in float32 moves for one value, casts of half precision values to and from float32 included."""
-    if value.dtype != "float32" or sizes.itemsize(value) == 4:
-        return float(sizes.nbytes(value))
-    return sizes.numel(value) * (2 + 4 + 4)
-
-
-def _matmul(kernel: Kernel, sizes: Sizes) -> Product:
-    x, y = sizes.shape(kernel.inputs[0]), sizes.shape(kernel.inputs[1])
-    transpose_x = bool(kernel.attrs.get("transpose_x", kernel.attrs.get("trans_x", False)))
-    transpose_y = bool(kernel.attrs.get("transpose_y", kernel.attrs.get("trans_y", False)))
-    if len(x) < 2:
-        m, k = 1.0, x[0] if x else 1.0
-    else:
-        m, k = (x[-1], x[-2]) if transpose_x else (x[-2], x[-1])
-    n = 1 if len(y) < 2 else (y[-2] if transpose_y else y[-1])
-    left, right = prod(x[:-2], start=1.0), prod(y[:-2], start=1.0)
-    if right == 1 and not transpose_x:  # one weight for all rows
-        return Product(1, left * m, n, k)
-    return Product(max(left, right), m, n, k)
-
-
-def _convolution(kernel: Kernel, sizes: Sizes) -> Product:
-    """As the implicit matrix product: output positions x output channels x (input channels of a group x filter size)."""
-    weight = sizes.shape(kernel.inputs[1])
-    forward = kernel.type in CONVOLUTIONS
-    out = sizes.shape(kernel.outputs[0] if forward else kernel.inputs[-1])
-    groups = int(kernel.attrs.get("groups", 1) or 1)
-    positions = prod(out, start=1.0) / weight[0]
-    return Product(groups, positions, weight[0] / groups, prod(weight[1:], start=1.0))
+        again = kernel.inputs[-1:] if len(kernel.outputs) > 1 else ()  # both products of a gradient read it
+        return [Term(columns[v], stored=False) for v in (*moved, *again)]
+    return [Term(columns[v]) for v in moved]

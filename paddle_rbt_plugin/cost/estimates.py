@@ -3,8 +3,8 @@
     step = pipeline(micro batches through stages) + max over stages (gradient synchronisation + optimizer)
     peak = max over stages (states + activations in flight + what recomputation revives + largest temporary + buffers)
 
-``segments`` costs the parts of a stage, ``stage_cost`` puts them together, ``pipeline`` puts micro batches in order, ``update``
-and ``memory`` say what a step does once and what stays in memory.
+A table has the costs of layers (``table``), ``stage_costs`` sums them up for stages, ``step_costs`` adds what a step does once
+and what stays in memory (``update``, ``memory``), and ``pipeline`` puts micro batches in order.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.completion.work import Completion
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.cost.constants import DEFAULT, Constants
+from paddle_rbt_plugin.cost.costs import CandidateCosts
 from paddle_rbt_plugin.cost.pipeline import makespan
-from paddle_rbt_plugin.cost.segments import PassCost
-from paddle_rbt_plugin.cost.shared import SharedCosts
-from paddle_rbt_plugin.cost.stage_cost import LayerStrategy, StageCost, StageCosting
-from paddle_rbt_plugin.cost.stages import make_stages
+from paddle_rbt_plugin.cost.segment_table import ALONG_DP, ALONG_MP, BACKWARD, COMPUTE, FORWARD, RECOMPUTE
+from paddle_rbt_plugin.cost.stage_costs import LayerStrategy, StageCosts
 
 RESOLUTION = 0.005
 """Relative difference of two predicted step times below which neither is known to be faster. Of the 144 pairs of vTrain's
@@ -95,82 +96,89 @@ def estimate(
     stage_layers: Sequence[int] | None = None,
     constants: Constants = DEFAULT,
     layers: Sequence[LayerStrategy] | None = None,
-    shared: SharedCosts | None = None,
+    costs: CandidateCosts | None = None,
 ) -> Estimate:
     """Predicts one training step.
 
     ``completion`` is of the mesh of one stage; stage ``i`` runs on the ``i``-th run of as many ranks. ``stage_layers`` says how
     many layers each of the pp * vpp model chunks has, as even as possible by default. ``memory_reserve`` is the share of a
-    device's memory that must stay free. ``layers`` holds the strategy of each layer where they differ, ``shared`` what earlier
+    device's memory that must stay free. ``layers`` holds the strategy of each layer where they differ, ``costs`` what earlier
     estimates for this cluster and training found (it brings its own constants). Raises TunerError if there are fewer layers
     than chunks, and ClusterError if the cluster lacks ranks or a rate for the precision.
     """
-    shared = shared or SharedCosts(cluster, training, constants)
-    c, micro_batches = shared.constants, candidate.accumulate_steps
-    stages = make_stages(completion, candidate.pp, candidate.vpp if candidate.pp > 1 else 1, stage_layers)
-    costing = StageCosting(completion, candidate, stages, shared, layers)
-    costs = [costing.cost(stage) for stage in stages]
-    pipeline = makespan(
-        candidate.schedule,
-        tuple(s.forward_seconds(c) for s in costs),
-        tuple(s.backward_seconds(c) for s in costs),
-        micro_batches,
-    )
-    closing = max(costs, key=lambda s: s.gradient_sync + s.update)
-    busiest = max(costs, key=lambda s: s.busy_seconds(c))
-    step = pipeline + closing.gradient_sync + closing.update
-    reports = tuple(_report(s, memory_reserve, c) for s in costs)
-    largest = max(reports, key=lambda s: s.peak_memory_bytes)
-    tightest = max(costs, key=lambda s: sum(s.memory.values()) / s.device.memory)
-    flop = model_flop(completion, candidate, shared)
+    costs = costs or CandidateCosts(cluster, training, constants)
+    found = costs.one(completion, candidate, stage_layers, layers)
+    stages, micro_batches = found.pipeline.stages, candidate.accumulate_steps
+    simulated = makespan(candidate.schedule, _by_stage(stages.forward), _by_stage(stages.backward), micro_batches)
+    pipeline = max(simulated, float(found.pipeline.least_seconds[0]))
+    closing = int(np.argmax(found.gradient_sync[0] + found.update))
+    sync, update = float(found.gradient_sync[0, closing]), float(found.update[closing])
+    step = pipeline + float(found.closing_seconds[0])
+    memory = {purpose: np.broadcast_to(nbytes, (1, candidate.pp))[0].tolist() for purpose, nbytes in found.memory().items()}
+    peaks = found.peak[0].tolist()
+    limits = [m.memory * (1.0 - memory_reserve) for m in stages.machines]
+    largest = peaks.index(max(peaks))
+    tightest = max(range(len(peaks)), key=lambda s: peaks[s] / stages.machines[s].memory)
+    flop = model_flop(completion, candidate, costs)
     return Estimate(
         step_time_s=step,
-        peak_memory_bytes=largest.peak_memory_bytes,
-        fits=all(s.fits for s in reports),
+        peak_memory_bytes=peaks[largest],
+        fits=all(peak <= limit for peak, limit in zip(peaks, limits, strict=True)),
         time={
-            **_pipeline_breakdown(busiest, micro_batches, pipeline, c, completion.mesh.degree("ep") > 1),
-            "dp_communication": closing.gradient_sync,
-            "optimizer": closing.update,
+            **_pipeline_breakdown(stages, micro_batches, pipeline, completion.mesh.degree("ep") > 1),
+            "dp_communication": sync,
+            "optimizer": update,
         },
-        memory=largest.memory,
-        stages=reports,
-        reserved_bytes=tightest.device.memory * memory_reserve,
+        memory={purpose: nbytes[largest] for purpose, nbytes in memory.items()},
+        stages=_reports(stages, memory, limits),
+        reserved_bytes=stages.machines[tightest].memory * memory_reserve,
         model_flop=flop,
-        tflops_per_gpu=flop / step / (len(stages) * completion.mesh.size) / 1e12,
+        tflops_per_gpu=flop / step / (candidate.pp * completion.mesh.size) / 1e12,
     )
 
 
-def model_flop(completion: Completion, candidate: Candidate, shared: SharedCosts) -> float:
+def model_flop(completion: Completion, candidate: Candidate, costs: CandidateCosts) -> float:
     """FLOP of one step's matrix products on whole tensors, without recomputation."""
     samples = candidate.micro_batch * candidate.accumulate_steps * completion.mesh.degree("dp")
-    return sum(shared.flop(work, completion.mesh) for work in completion.work) * samples / completion.batch
+    return costs.table.flop(completion) * samples / completion.batch
 
 
-def _pipeline_breakdown(s: StageCost, micro_batches: int, pipeline: float, c: Constants, experts: bool) -> dict[str, float]:
-    forward, recompute, backward = (sum(passes, PassCost()) for passes in (s.forward, s.recompute, s.backward))
-    p2p = sum(s.send_ahead) + sum(s.send_back)
-    passes = forward + recompute + backward
-    busy = s.busy_seconds(c)
-    return {
-        "forward": micro_batches * forward.compute,
-        "backward": micro_batches * backward.compute,
-        "recompute": micro_batches * recompute.compute,
-        "mp_communication": micro_batches * passes.along_mp,
-        "ep_communication" if experts else "batch_communication": micro_batches * passes.along_dp,
-        "regrouping": micro_batches * passes.regrouping,
-        "host": micro_batches * (busy - p2p - passes.compute - passes.communication),
-        "p2p": micro_batches * p2p,
-        "bubble": pipeline - micro_batches * busy,
+def _by_stage(of_chunks: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    """Seconds of the chunks of each stage, of the one micro batch there is."""
+    return tuple(map(tuple, of_chunks[0].T.tolist()))
+
+
+def _pipeline_breakdown(stages: StageCosts, micro_batches: int, pipeline: float, experts: bool) -> dict[str, float]:
+    s = int(np.argmax(stages.busy[0]))
+    seconds = stages.seconds[0, :, s].sum(0)
+    regrouping = stages.regrouping[0, :, s].sum()
+    p2p, busy = (stages.send_ahead + stages.send_back)[0, :, s].sum(), stages.busy[0, s]
+    parts = {
+        "forward": seconds[FORWARD, COMPUTE],
+        "backward": seconds[BACKWARD, COMPUTE],
+        "recompute": seconds[RECOMPUTE, COMPUTE],
+        "mp_communication": seconds[:, ALONG_MP].sum(),
+        "ep_communication" if experts else "batch_communication": seconds[:, ALONG_DP].sum(),
+        "regrouping": regrouping,
+        "host": busy - p2p - seconds.sum() - regrouping,
+        "p2p": p2p,
     }
+    seconds_of = {name: float(micro_batches * part) for name, part in parts.items()}
+    return seconds_of | {"bubble": pipeline - micro_batches * float(busy)}
 
 
-def _report(s: StageCost, memory_reserve: float, c: Constants) -> StageEstimate:
-    return StageEstimate(
-        layers=s.stage.layers,
-        device=s.device.name,
-        parameters=s.parameters,
-        forward_s=sum(s.forward_seconds(c)),
-        backward_s=sum(s.backward_seconds(c)),
-        memory=s.memory,
-        memory_limit_bytes=s.device.memory * (1.0 - memory_reserve),
+def _reports(stages: StageCosts, memory: Mapping[str, Sequence[float]], limits: Sequence[float]) -> tuple[StageEstimate, ...]:
+    parameters = np.sum([part.parameters for part in stages.parts], axis=0).tolist()
+    forward, backward = stages.forward[0].sum(0).tolist(), stages.backward[0].sum(0).tolist()
+    return tuple(
+        StageEstimate(
+            layers=stages.cut.layers(s),
+            device=machine.name,
+            parameters=parameters[s],
+            forward_s=forward[s],
+            backward_s=backward[s],
+            memory={purpose: nbytes[s] for purpose, nbytes in memory.items()},
+            memory_limit_bytes=limits[s],
+        )
+        for s, machine in enumerate(stages.machines)
     )

@@ -18,7 +18,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from paddle_rbt_plugin.completion.work import Kernel, Value
-from paddle_rbt_plugin.cost.sizes import ELEMENTWISE, MATMULS, VIEWS, forward_type
+from paddle_rbt_plugin.cost.op_types import ELEMENTWISE, MATMULS, VIEWS, forward_type
 
 _READS_NO_OPERAND = frozenset({"add", "subtract", "scale", "cast", "dropout", "softmax", "transpose"})
 """Ops whose gradient does not read their operands."""

@@ -12,6 +12,7 @@ block's recomputed values and one op's temporaries stand beside them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
 
@@ -21,22 +22,22 @@ OPTIMIZER_STATES = {"adamw": 2, "momentum": 1, "sgd": 0}
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes of the training states of one device."""
+    """Bytes of the training states of one device; numbers, or arrays with an entry per device."""
 
-    parameters: float
-    master_weights: float
-    gradients: float
-    optimizer_states: float
+    parameters: Any
+    master_weights: Any
+    gradients: Any
+    optimizer_states: Any
 
 
-def state_bytes(parameters: float, trained: float, candidate: Candidate, training: Training, shards: int) -> StateBytes:
+def state_bytes(parameters: Any, trained: Any, candidate: Candidate, training: Training, shards: int) -> StateBytes:
     """States for ``parameters`` elements on one device, of which ``trained`` get a gradient; the others (frozen) have neither
     master copy nor states. ``shards`` is the size of the data-parallel group."""
     half = training.precision != "fp32"
     stage = candidate.sharding_stage
     shards = candidate.shards(shards)
 
-    def split(nbytes: float, from_stage: int) -> float:
+    def split(nbytes: Any, from_stage: int) -> Any:
         return nbytes / shards if stage >= from_stage else nbytes
 
     weights = parameters * (2 if half else 4)

@@ -19,7 +19,7 @@ from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.completion.work import Completion
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.cost.estimates import Estimate
-from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
+from paddle_rbt_plugin.cost.stage_costs import LayerStrategy
 from paddle_rbt_plugin.errors import CostModelError, PatternError, TunerError, describe_error
 from paddle_rbt_plugin.graph import Graph
 from paddle_rbt_plugin.spelling import spell_candidate

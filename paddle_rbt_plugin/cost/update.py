@@ -12,10 +12,12 @@ write the parameter; clipping reads the gradients once for the norm and rescales
 
 from __future__ import annotations
 
-from math import ceil
+from typing import Any
 
-from paddle_rbt_plugin.cost.candidate import Candidate, Training
-from paddle_rbt_plugin.cost.communication import GroupNetwork, collective_seconds, split_network
+import numpy as np
+
+from paddle_rbt_plugin.cost.candidate import Training
+from paddle_rbt_plugin.cost.communication import GroupNetwork, collective_seconds, larger, split_network
 from paddle_rbt_plugin.cost.compute import ComputeDevice
 from paddle_rbt_plugin.cost.constants import Constants
 from paddle_rbt_plugin.cost.memory import OPTIMIZER_STATES, gradient_itemsize
@@ -31,34 +33,41 @@ def update_bytes(training: Training) -> float:
     return moved + clip + unscale
 
 
-def update_seconds(parameters: float, training: Training, device: ComputeDevice, c: Constants) -> float:
+def update_seconds(parameters: Any, training: Training, device: ComputeDevice, c: Constants) -> Any:
     """Time of the optimizer step for ``parameters`` elements updated on one device."""
     return parameters * update_bytes(training) / (device.bandwidth * c.update_peak)
 
 
-def gradient_sync_seconds(nbytes: float, candidate: Candidate, net: GroupNetwork, c: Constants) -> float:
-    """Time to bring gradients of ``nbytes`` to the ranks that update them, and parameters to those that use them under ZeRO.
+def gradient_sync_seconds(
+    nbytes: Any, sharding_stage: int, shards: int, net: GroupNetwork | None, c: Constants
+) -> tuple[Any, Any]:
+    """Time to bring gradients of ``nbytes`` to the ranks that update them, and parameters to those that use them under ZeRO:
+    seconds once per step, and seconds in every micro batch. ``nbytes`` may be an array.
 
-    Per step; stages 2 and 3 do not keep whole gradients and reduce them in every micro batch, stage 3 gathers parameters
-    twice in each. Where states are split over a part of the group only, all this stays inside the part, and once per step each
-    rank reduces its split of the gradients with its counterparts in the other parts."""
-    if net.ranks == 1 or not nbytes:
-        return 0.0
-    buckets = max(1, ceil(nbytes / c.bucket_bytes))
-    size = nbytes / buckets
-    if candidate.sharding_stage == 0:
-        return buckets * collective_seconds("all_reduce", size, net, c)
-    shards, across = candidate.shards(net.ranks), 0.0
+    Stages 2 and 3 do not keep whole gradients and reduce them in every micro batch, stage 3 gathers parameters twice in each.
+    Where states are split over a part of the group only, of ``shards`` ranks, all this stays inside the part, and once per step
+    each rank reduces its split of the gradients with its counterparts in the other parts."""
+    if net is None:
+        return 0.0 * nbytes, 0.0 * nbytes
+    buckets = _buckets(nbytes, c)
+    size, times = nbytes / buckets, buckets * (nbytes > 0)
+    if sharding_stage == 0:
+        return times * collective_seconds("all_reduce", size, net, c), 0.0 * nbytes
+    across = 0.0 * nbytes
     if shards < net.ranks:
         net, others = split_network(net, shards)
-        across = buckets * collective_seconds("all_reduce", size / shards, others, c)
-    reduce = buckets * collective_seconds("reduce_scatter", size, net, c)
-    gather = buckets * collective_seconds("all_gather", size, net, c)
-    repeats = candidate.accumulate_steps if candidate.sharding_stage >= 2 else 1
-    return reduce * repeats + gather * (2 * repeats if candidate.sharding_stage == 3 else 1) + across
+        across = times * collective_seconds("all_reduce", size / shards, others, c)
+    reduce = times * collective_seconds("reduce_scatter", size, net, c)
+    gather = times * collective_seconds("all_gather", size, net, c)
+    once = across + (reduce if sharding_stage == 1 else 0.0) + (gather if sharding_stage < 3 else 0.0)
+    each = (reduce if sharding_stage > 1 else 0.0 * nbytes) + (2.0 * gather if sharding_stage == 3 else 0.0)
+    return once, each
 
 
-def exposed_seconds(seconds: float, nbytes: float, backward: float, c: Constants) -> float:
+def exposed_seconds(seconds: Any, nbytes: Any, backward: Any, c: Constants) -> Any:
     """What of a synchronisation of ``seconds`` is left after the backward pass of ``backward`` seconds that it runs beside."""
-    last = seconds / max(1, ceil(nbytes / c.bucket_bytes))
-    return max(last, seconds - backward)
+    return larger(seconds / _buckets(nbytes, c), seconds - backward)
+
+
+def _buckets(nbytes: Any, c: Constants) -> Any:
+    return np.maximum(1.0, np.ceil(nbytes / c.bucket_bytes))

@@ -92,6 +92,11 @@ class Op:
         """Output tensors in order, lists flattened."""
         return tuple(t for slot in self.outputs.values() for t in slot)
 
+    @cached_property
+    def spelt_attrs(self) -> tuple[tuple[str, str], ...]:
+        """The attributes as text, by name: equal for attributes of equal values and types."""
+        return tuple([(name, repr(value)) for name, value in sorted(self.attrs.items())])
+
 
 class Graph:
     """Ops and tensors of one forward program; ``loss`` is the position of the scalar that training minimises.
@@ -170,6 +175,16 @@ class Graph:
     def _externals(self) -> dict[tuple[int, ...], tuple[int, ...]]:
         return {}
 
+    @cached_property
+    def _results(self) -> dict[tuple[int, ...], tuple[int, ...]]:
+        return {}
+
+    def results(self, ops: tuple[int, ...]) -> tuple[int, ...]:
+        """The tensors that some ops write, in program order."""
+        if ops not in self._results:
+            self._results[ops] = tuple(t for op in ops for t in self.ops[op].results)
+        return self._results[ops]
+
     def externals(self, ops: tuple[int, ...]) -> tuple[int, ...]:
         """The tensors that some ops read and do not write, in the order of first use."""
         if ops not in self._externals:
@@ -225,7 +240,7 @@ class Graph:
 
 
 def _structure(op: Op) -> list[object]:
-    return [op.type, op.operands, op.results, sorted((k, repr(v)) for k, v in op.attrs.items())]
+    return [op.type, op.operands, op.results, op.spelt_attrs]
 
 
 def _slots(op: Op) -> list[int]:

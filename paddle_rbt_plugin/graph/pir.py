@@ -66,7 +66,8 @@ class Reader:
 
     def __init__(self, program: Any, structured_names: Mapping[str, str]):
         self.ops_in = list(program.global_block().ops)
-        self.users = _users(self.ops_in)
+        self.names = [op.name() for op in self.ops_in]
+        self.operands = [op.operands_source() for op in self.ops_in]
         self.structured_names = structured_names
         self.tensors: list[Tensor] = []
         self.ops: list[Op] = []
@@ -74,10 +75,10 @@ class Reader:
         self.counts: dict[str, int] = {}
         self.slots: dict[str, tuple[list[str], list[str]]] = {}  # type of an op -> names of its operands and results
         self.params: dict[int, Any] = {}  # id of a PIR value -> builtin.parameter; read at first use
+        self.users = self._users()
 
     def read(self, loss: Any, needs_loss: bool) -> Graph:
-        for source, op in enumerate(self.ops_in):
-            name = op.name()
+        for source, (op, name) in enumerate(zip(self.ops_in, self.names, strict=True)):
             if name == "builtin.parameter":
                 self.params[op.result(0).id] = op
             elif name == "pd_op.data":
@@ -129,23 +130,23 @@ class Reader:
         return self._parameter(self.params[value.id]) if index is None else index
 
     def _op(self, source: int, op: Any) -> None:
-        op_name = op.name()
+        op_name = self.names[source]
         type_ = op_name.split(".", 1)[1].removesuffix("_")
         name = self._numbered(type_)
         stored = op.attrs()  # a copy with the stack of the caller, which takes its time
         attrs = _plain_values(stored)
         inputs: dict[str, tuple[int, ...]] = {}
         kinds = _kinds(op_name)
-        if op_name not in self.slots:
-            self.slots[op_name] = op.get_input_names(), op.get_output_names()
-        slots_in, slots_out = self.slots[op_name]
-        for slot, value in zip(slots_in, op.operands_source(), strict=True):
+        slots_in, slots_out = self._slots(op_name, op)
+        for slot, value in zip(slots_in, self.operands[source], strict=True):
             if not is_present(value):
                 inputs[slot] = ()
-            elif kinds.get(slot) == "constant" and value.get_defining_op().name() in CONSTANT_OPS:
-                attrs[slot] = _constant(value.get_defining_op())
-            elif is_list(value) and value.get_defining_op().name() == "builtin.combine":
-                inputs[slot] = tuple(self._operand(v) for v in value.get_defining_op().operands_source())
+            elif kinds.get(slot) != "constant" and value.id in self.index_of:
+                inputs[slot] = (self.index_of[value.id],)
+            elif kinds.get(slot) == "constant" and (constant := value.get_defining_op()).name() in CONSTANT_OPS:
+                attrs[slot] = _constant(constant)
+            elif is_list(value) and (container := value.get_defining_op()).name() == "builtin.combine":
+                inputs[slot] = tuple(self._operand(v) for v in container.operands_source())
             else:
                 inputs[slot] = (self._operand(value),)
         outputs = {
@@ -155,6 +156,28 @@ class Reader:
         }
         scope = stored.get("struct_name", "")
         self.ops.append(Op(len(self.ops), name, type_, inputs, outputs, attrs, scope, source))
+
+    def _slots(self, name: str, op: Any) -> tuple[list[str], list[str]]:
+        """The names of an op's operands and results, which ops of one type share."""
+        if name not in self.slots:
+            self.slots[name] = op.get_input_names(), op.get_output_names()
+        return self.slots[name]
+
+    def _users(self) -> dict[int, list[tuple[Any, str | None]]]:
+        """Per value, by its id, the ops that read it and the kind of argument it is for each; None for a container."""
+        users: dict[int, list[tuple[Any, str | None]]] = {}
+        known: dict[str, list[str | None]] = {}
+        for op, name, operands in zip(self.ops_in, self.names, self.operands, strict=True):
+            if name.startswith("builtin."):
+                kinds: list[str | None] = [None] * len(operands)
+            else:
+                if name not in known:
+                    known[name] = [_kinds(name).get(slot, "tensor") for slot in self._slots(name, op)[0]]
+                kinds = known[name]
+            for value, kind in zip(operands, kinds, strict=True):
+                if is_present(value):
+                    users.setdefault(value.id, []).append((op, kind))
+        return users
 
     def _numbered(self, type_: str) -> str:
         number = self.counts.get(type_, 0)
@@ -199,11 +222,9 @@ class Reader:
             if getattr(loss, "id", None) not in self.index_of:
                 raise UnsupportedProgram(f"the loss given, {str(loss)[:60]!r}, is not a value of the program")
             return self.index_of[loss.id]
-        read = {t for op in self.ops for t in op.operands}
-        written = {t for op in self.ops for t in op.results}
-        scalars = [
-            t for t in self.tensors if t.index in written - read and t.numel == 1 and t.dtype.startswith(("float", "bfloat"))
-        ]
+        unread = {t for op in self.ops for t in op.results}.difference(*(op.operands for op in self.ops))
+        ends = (self.tensors[t] for t in sorted(unread))
+        scalars = [t for t in ends if t.numel == 1 and t.dtype.startswith(("float", "bfloat"))]
         if len(scalars) != 1:
             found = ", ".join(t.name for t in scalars) or "none"
             raise UnsupportedProgram(
@@ -241,23 +262,6 @@ def is_list(value: Any) -> bool:
 def _kinds(op: str) -> Mapping[str, ArgumentKind]:
     """The kind of each argument of an op, by its name."""
     return MappingProxyType({a.name: a.kind for a in signature(op.split(".", 1)[1]) or ()})
-
-
-def _users(ops: list[Any]) -> dict[int, list[tuple[Any, str | None]]]:
-    """Per value, by its id, the ops that read it and the kind of argument it is for each; None for a container."""
-    users: dict[int, list[tuple[Any, str | None]]] = {}
-    for op in ops:
-        name = op.name()
-        operands = op.operands_source()
-        if name.startswith("builtin."):
-            kinds: list[str | None] = [None] * len(operands)
-        else:
-            arguments = _kinds(name)
-            kinds = [arguments.get(slot, "tensor") for slot in op.get_input_names()]
-        for value, kind in zip(operands, kinds, strict=True):
-            if is_present(value):
-                users.setdefault(value.id, []).append((op, kind))
-    return users
 
 
 def check_serial_forward(ops: list[Any]) -> None:

@@ -106,6 +106,8 @@ def rewrite_graph(graph: Graph) -> tuple[Graph, tuple[Note, ...]]:
     """The graph with every rule applied, and a note for each type of op that was replaced.
 
     Tensors keep their positions and names, and new ones follow them; ops of the graph keep their names."""
+    if RULES.keys().isdisjoint(op.type for op in graph.ops):
+        return graph, ()
     replaced: dict[tuple[str, str], int] = {}
     tensors = list(graph.tensors)
     ops: list[Op] = []
@@ -116,7 +118,7 @@ def rewrite_graph(graph: Graph) -> tuple[Graph, tuple[Note, ...]]:
             replaced[spelling] = replaced.get(spelling, 0) + 1
             ops += _new_ops(op, steps, tensors, len(ops))
         else:
-            ops.append(replace(op, index=len(ops)))
+            ops.append(op if op.index == len(ops) else replace(op, index=len(ops)))
     if not replaced:
         return graph, ()
     notes = (note("rewritten", count=n, op=old, form=new) for (old, new), n in sorted(replaced.items()))

@@ -126,15 +126,11 @@ class _Clustering:
 
     def stretches(self, ops: range) -> Iterator[_Stretch]:
         tokens = self.tokens[ops.start : ops.stop]
-        weights_before = np.concatenate(([0], np.cumsum(self.weights[ops.start : ops.stop] > 0)))
-        for period in range(1, len(tokens) // 2 + 1):
-            different = np.flatnonzero(tokens[period:] != tokens[:-period])
-            edges = np.concatenate(([-1], different, [len(tokens) - period]))
-            equal = np.diff(edges) - 1
-            for i in np.flatnonzero(equal >= period):
-                start = int(edges[i]) + 1
-                if weights_before[start + period] > weights_before[start]:
-                    yield _Stretch(ops.start + start, ops.start + start + int(equal[i]) + period, period)
+        places = np.flatnonzero(self.weights[ops.start : ops.stop])
+        for period in sorted(_periods(tokens[places], places)):
+            for start, equal in _runs(tokens, period):
+                if np.searchsorted(places, start) < np.searchsorted(places, start + period):
+                    yield _Stretch(ops.start + start, ops.start + start + equal + period, period)
 
     def chained_blocks(self, stretch: _Stretch) -> list[range]:
         """The longest row of blocks in a stretch that are wired alike and chained; empty if it has less than two."""
@@ -160,6 +156,25 @@ class _Clustering:
     def reads(self, block: range, previous: range) -> bool:
         producers = (self.graph.producer(t) for i in block for t in self.graph.ops[i].operands)
         return any(op is not None and op.index in previous for op in producers)
+
+
+def _runs(tokens: np.ndarray, period: int) -> Iterator[tuple[int, int]]:
+    """Start and length of each run of at least ``period`` tokens that equal those one ``period`` later."""
+    different = np.flatnonzero(tokens[period:] != tokens[:-period])
+    edges = np.concatenate(([-1], different, [len(tokens) - period]))
+    equal = np.diff(edges) - 1
+    for i in np.flatnonzero(equal >= period):
+        yield int(edges[i]) + 1, int(equal[i])
+
+
+def _periods(tokens: np.ndarray, places: np.ndarray) -> set[int]:
+    """The periods with which a stretch of ops may repeat that holds ops with parameters; ``tokens`` are those of all such ops
+    and ``places`` their positions. Where ops repeat, these few repeat among themselves."""
+    found: set[int] = set()
+    for count in range(1, len(tokens) // 2 + 1):
+        for start, equal in _runs(tokens, count):
+            found.update((places[start + count : start + count + equal] - places[start : start + equal]).tolist())
+    return found
 
 
 def _params(graph: Graph, op: int) -> list[Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from paddle_rbt_plugin.errors import UnsupportedProgram
@@ -22,16 +22,15 @@ Placed = tuple[int, int]
 0 stands for everything that is kept."""
 
 
-def repeat_layers(graph: Graph, layers: Layers, count: int, param_names: Mapping[str, str] | None = None) -> Graph:
+def repeat_layers(graph: Graph, layers: Layers, count: int) -> Graph:
     """The graph with ``count`` blocks instead of its own, as a trace of the deeper model gives it.
 
     ``layers`` holds one repeat of at least three blocks, ``count`` is at least 2. Parameters are named by going on with the
-    numbers that Paddle gave them; ``param_names`` (structured name to name, taken from the deeper Layer built under
-    ``paddle.LazyGuard()``) says better. Ops of the result have no ``source``, since there is no such program.
+    numbers that Paddle gave them. Ops of the result have no ``source``, since there is no such program.
 
     Raises UnsupportedProgram if the blocks are too few, differ, do not follow each other, or read something that is neither
     shared, nor handed on by the block before, nor a parameter of their own."""
-    return _Repetition(graph, layers, count).graph(param_names or {})
+    return _Repetition(graph, layers, count).graph()
 
 
 class _Repetition:
@@ -60,6 +59,7 @@ class _Repetition:
         self.ops += [(0, i) for i in range(blocks[-1][-1] + 1, len(graph.ops))]
         self.tensors = list(self._tensors())
         self.index = {placed: i for i, placed in enumerate(self.tensors)}
+        self.series: dict[tuple[str, str], tuple[str, list[tuple[int, int]]]] = {}
 
     def _sort_inputs(self, inputs: list[tuple[int, ...]], counterpart: dict[int, int]) -> list[int]:
         """Places of the inputs that are a block's own parameters; fills in what is handed on. ``counterpart`` maps results
@@ -108,9 +108,9 @@ class _Repetition:
             )
         return self.index[0, tensor]
 
-    def graph(self, param_names: Mapping[str, str]) -> Graph:
+    def graph(self) -> Graph:
         ops = tuple(self._ops())
-        names = self._names(ops, param_names)
+        names = self._names(ops)
         tensors = tuple(
             replace(self.old.tensors[t], index=i, name=name, structured_name=structured)
             for i, ((_, t), (name, structured)) in enumerate(zip(self.tensors, names, strict=True))
@@ -125,7 +125,7 @@ class _Repetition:
         witness = dict(zip(self.template, self.witness, strict=True))
         for index, (k, i) in enumerate(self.ops):
             op = self.old.ops[i]
-            scope = _go_on(op.scope, self.old.ops[witness[i]].scope, k) if k else op.scope
+            scope = self._go_on(op.scope, self.old.ops[witness[i]].scope, k) if k else op.scope
             yield Op(
                 index,
                 f"{op.type}_{numbers[op.type]}",
@@ -137,7 +137,7 @@ class _Repetition:
             )
             numbers[op.type] += 1
 
-    def _names(self, ops: tuple[Op, ...], param_names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    def _names(self, ops: tuple[Op, ...]) -> Iterator[tuple[str, str]]:
         """Name and structured name of every new tensor."""
         producers = {t: (self.old.ops[i].name, op.name) for (_, i), op in zip(self.ops, ops, strict=True) for t in op.results}
         for index, (k, t) in enumerate(self.tensors):
@@ -146,8 +146,7 @@ class _Repetition:
                 before, now = producers[index]
                 yield now + tensor.name.removeprefix(before), tensor.structured_name
             elif tensor.kind == "param":
-                name, structured = self._param(k, tensor)
-                yield param_names.get(structured, name), structured
+                yield self._param(k, tensor)
             else:
                 yield tensor.name, tensor.structured_name
 
@@ -156,9 +155,16 @@ class _Repetition:
             return self._count_on(tensor.name), tensor.structured_name
         witness = self.old.tensors[self.to_witness[tensor.index]]
         return (
-            _go_on(tensor.name, witness.name, block),
-            _go_on(tensor.structured_name, witness.structured_name, block),
+            self._go_on(tensor.name, witness.name, block),
+            self._go_on(tensor.structured_name, witness.structured_name, block),
         )
+
+    def _go_on(self, second: str, third: str, block: int) -> str:
+        """The name in block number ``block`` of what blocks 1 and 2 name ``second`` and ``third``."""
+        if (second, third) not in self.series:
+            self.series[second, third] = _series(second, third)
+        text, numbers = self.series[second, third]
+        return text % tuple([first + step * (block - 1) for first, step in numbers]) if numbers else second
 
     def _count_on(self, name: str) -> str:
         """Name of a parameter outside the blocks: Paddle numbers it after theirs if it was created after them."""
@@ -176,13 +182,14 @@ def _pieces(text: str) -> list[str]:
     return re.split(r"(\d+)", text)
 
 
-def _go_on(second: str, third: str, block: int) -> str:
-    """What stands in block number ``block`` where the blocks 1 and 2 have ``second`` and ``third``."""
+def _series(second: str, third: str) -> tuple[str, list[tuple[int, int]]]:
+    """How two names go on: a format, and for each number in it the first value and the step. No numbers for names that differ
+    in more."""
     a, b = _pieces(second), _pieces(third)
     if a[::2] != b[::2]:
-        return second
-    a[1::2] = [str(int(x) + (int(y) - int(x)) * (block - 1)) for x, y in zip(a[1::2], b[1::2], strict=True)]
-    return "".join(a)
+        return second, []
+    numbers = [(int(x), int(y) - int(x)) for x, y in zip(a[1::2], b[1::2], strict=True)]
+    return "%d".join(piece.replace("%", "%%") for piece in a[::2]), numbers
 
 
 def _difference(second: str, third: str) -> tuple[str, int, int]:

@@ -6,17 +6,19 @@ operands of a commutative op), and so that a chain's target can be reached from 
 tensors too, except that tensors which a chain joins may coincide.
 
 The search starts at the pattern's rarest op type and always goes on where the fewest candidates are left, so its work
-grows with the number of anchors, not with their product with the rest of the graph.
+grows with the number of anchors, not with their product with the rest of the graph. A variant that needs an op, or one op
+right behind another, that the graph has nowhere is not searched for, and chains of ops that the graph lacks are contracted
+first (``contraction``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from paddle_rbt_plugin.graph.graph import Graph, Op
-from paddle_rbt_plugin.pattern.builder import ChainNode, OpNode, PatternGraph
+from paddle_rbt_plugin.pattern.builder import ChainNode, OpNode, PatternGraph, TensorNode
 
 COMMUTATIVE = frozenset(
     {"add", "multiply", "maximum", "minimum", "fmax", "fmin", "equal", "not_equal",
@@ -61,11 +63,28 @@ class GraphIndex:
         self._reach: dict[tuple[frozenset[str], int, int, bool], dict[int, int]] = {}
 
     @cached_property
+    def pairs(self) -> frozenset[tuple[str, str]]:
+        """The types of every op and of each op that reads a result of it."""
+        types = {t: op.type for op in self.graph.ops for t in op.results}
+        return frozenset((types[t], op.type) for op in self.graph.ops for t in op.operands if t in types)
+
+    @cached_property
     def by_type(self) -> dict[str, list[Op]]:
         ops: dict[str, list[Op]] = {}
         for op in self.graph.ops:
             ops.setdefault(op.type, []).append(op)
         return ops
+
+    @cached_property
+    def orders(self) -> list[tuple[tuple[int, ...], ...]]:
+        """Per op, the orders in which its operands may be read."""
+        return [operand_orders(op) for op in self.graph.ops]
+
+    @cached_property
+    def readers(self) -> dict[int, tuple[Op, ...]]:
+        """The ops that read each tensor, in program order."""
+        read = {t for op in self.graph.ops for t in op.operands}
+        return {t: self.graph.consumers(t) for t in read}
 
     def of_types(self, types: frozenset[str]) -> list[Op]:
         """Ops of the given types in program order."""
@@ -92,6 +111,8 @@ class GraphIndex:
 
     def between(self, chain: ChainNode, source: int, target: int, budget: Budget) -> set[int]:
         """The ops on every way from ``source`` to ``target`` that the chain allows."""
+        if source == target:
+            return set()
         ahead, behind = self.reach(chain, source, True, budget), self.reach(chain, target, False, budget)
         budget.spend(len(behind))
         return {
@@ -110,11 +131,53 @@ class GraphIndex:
 
 def occurrences(pattern: PatternGraph, index: GraphIndex, budget: Budget) -> Iterator[Assignment]:
     """Every occurrence of ``pattern``, in an order that depends on the graph alone. Raises SearchBudgetExceeded."""
-    if all(index.count(op.types) for op in pattern.ops):
-        rarest = min(pattern.ops, key=lambda op: (index.count(op.types), op.index))
-        for occurrence in Search(pattern, index, budget, rarest).run():
-            budget.spend(OCCURRENCE_STEPS)
-            yield occurrence
+    if not all(index.count(op.types) for op in pattern.ops):
+        return
+    contracted, place = contraction(pattern, index)
+    if not _has_pairs(contracted, index):
+        return
+    rarest = min(contracted.ops, key=lambda op: (index.count(op.types), op.index))
+    for found in Search(contracted, index, budget, rarest).run():
+        budget.spend(OCCURRENCE_STEPS)
+        yield Assignment(tuple(found.tensors[i] for i in place), found.ops)
+
+
+def contraction(pattern: PatternGraph, index: GraphIndex) -> tuple[PatternGraph, tuple[int, ...]]:
+    """The pattern with both ends of each chain that can only be empty as one tensor, and for each tensor of the pattern its
+    position there. A program in one precision has no casts, which are most chains of most patterns."""
+    empty = {chain for chain in pattern.chains if not index.count(chain.types)}
+    if not empty:
+        return pattern, tuple(range(len(pattern.tensors)))
+    merged = _components(pattern, empty)
+    kept = list(dict.fromkeys(merged))
+    position = {component: i for i, component in enumerate(kept)}
+    place = tuple(position[component] for component in merged)
+    nodes: list[list[TensorNode]] = [[] for _ in kept]
+    for node, at in zip(pattern.tensors, place, strict=True):
+        nodes[at].append(node)
+    ops = (
+        replace(op, operands=tuple(place[t] for t in op.operands), outputs=tuple(place[t] for t in op.outputs))
+        for op in pattern.ops
+    )
+    chains = (replace(c, source=place[c.source], target=place[c.target]) for c in pattern.chains if c not in empty)
+    return PatternGraph(tuple(map(_intersection, range(len(kept)), nodes)), tuple(ops), tuple(chains)), place
+
+
+def _intersection(index: int, nodes: Sequence[TensorNode]) -> TensorNode:
+    """A tensor that has to be what each of ``nodes`` may be."""
+    if len(nodes) == 1:
+        return replace(nodes[0], index=index)
+    narrow = [n for n in nodes if n.kind != "any" or n.ndim is not None or n.where is not None]
+    if len(narrow) == 1:
+        return replace(narrow[0], index=index)
+    return TensorNode(index, "", where=(lambda tensor: all(n.accepts(tensor) for n in narrow)) if narrow else None)
+
+
+def _has_pairs(pattern: PatternGraph, index: GraphIndex) -> bool:
+    """Whether the graph has, for each op of the pattern that reads another's result, such ops right behind each other."""
+    makers = {t: op for op in pattern.ops for t in op.outputs}
+    needed = ((makers[t].types, op.types) for op in pattern.ops for t in op.operands if t in makers)
+    return all(any((a, b) in index.pairs for a in before for b in after) for before, after in needed)
 
 
 class Search:
@@ -128,7 +191,8 @@ class Search:
         self.steps = _order(pattern, first)
         # Chains of no ops: the graph has none of their types, as a program in one precision has no casts.
         self.empty = {chain for chain in pattern.chains if not index.count(chain.types)}
-        self.joined = _chain_components(pattern)
+        self.joined = _components(pattern, pattern.chains)
+        self.open = {t.index for t in pattern.tensors if t.kind == "any" and t.ndim is None and t.where is None}
         self.tensors: list[int | None] = [None] * len(pattern.tensors)
         self.ops: list[int | None] = [None] * len(pattern.ops)
         self.used_ops: set[int] = set()
@@ -159,22 +223,23 @@ class Search:
         return self.bind(chain.target, source)
 
     def _place(self, node: OpNode, depth: int) -> Iterator[Assignment]:
+        types, attrs, operand_count, output_count = node.types, node.attrs, len(node.operands), len(node.outputs)
+        wanted, used = node.operands + node.outputs, self.used_ops
         for op in self.candidates(node):
             self.budget.spend()
-            if op.type not in node.types or op.index in self.used_ops or len(op.results) < len(node.outputs):
+            if op.type not in types or op.index in used or len(op.results) < output_count or len(op.operands) < operand_count:
                 continue
-            if node.attrs is not None and not node.attrs(op.attrs):
+            if attrs is not None and not attrs(op.attrs):
                 continue
             self.ops[node.index] = op.index
-            self.used_ops.add(op.index)
-            for operands in operand_orders(op):
+            used.add(op.index)
+            results = op.results[:output_count]
+            for operands in self.index.orders[op.index]:
                 mark = len(self.trail)
-                if len(operands) >= len(node.operands) and self._bind_all(
-                    node.operands + node.outputs, operands[: len(node.operands)] + op.results[: len(node.outputs)]
-                ):
+                if self._bind_all(wanted, operands[:operand_count] + results):
                     yield from self.run(depth + 1)
                 self.unbind(mark)
-            self.used_ops.discard(op.index)
+            used.discard(op.index)
             self.ops[node.index] = None
 
     def candidates(self, node: OpNode) -> Sequence[Op]:
@@ -184,8 +249,9 @@ class Search:
             if bound is not None:
                 producer = self.graph.producer(bound)
                 return () if producer is None else (producer,)
-        read = [t for t in (self.tensors[i] for i in node.operands) if t is not None]
-        return self.graph.consumers(min(read, key=self.graph.reader_count)) if read else self.index.of_types(node.types)
+        readers = self.index.readers
+        read = [readers.get(t, ()) for t in (self.tensors[i] for i in node.operands) if t is not None]
+        return min(read, key=len) if read else self.index.of_types(node.types)
 
     def _follow(self, chain: ChainNode, depth: int) -> Iterator[Assignment]:
         forward = self.tensors[chain.source] is not None
@@ -207,8 +273,10 @@ class Search:
         return not chain.whole or producer is None or producer.type not in chain.types
 
     def _bind_all(self, nodes: tuple[int, ...], tensors: tuple[int, ...]) -> bool:
-        for node, tensor in zip(nodes, tensors, strict=True):  # noqa: SIM110 the innermost loop of the search
-            if not self.bind(node, tensor):
+        bound = self.tensors
+        for node, tensor in zip(nodes, tensors, strict=True):  # the innermost loop of the search
+            now = bound[node]
+            if now != tensor and (now is not None or not self.bind(node, tensor)):
                 return False
         return True
 
@@ -216,24 +284,31 @@ class Search:
         """Maps a tensor of the pattern to one of the graph, if it can stand for it."""
         if self.tensors[node] is not None:
             return self.tensors[node] == tensor
-        holders = self.holders.setdefault(tensor, [])
-        if holders and any(self.joined[holder] != self.joined[node] for holder in holders):
-            return False
-        if not self.pattern.tensors[node].accepts(self.graph.tensors[tensor]):
+        holders = self.holders.get(tensor)
+        if holders:
+            joined = self.joined
+            for holder in holders:
+                if joined[holder] != joined[node]:
+                    return False
+        if node not in self.open and not self.pattern.tensors[node].accepts(self.graph.tensors[tensor]):
             return False
         self.tensors[node] = tensor
-        holders.append(node)
+        if holders is None:
+            self.holders[tensor] = [node]
+        else:
+            holders.append(node)
         self.trail.append(node)
         return True
 
     def unbind(self, mark: int) -> None:
         """Takes back what was mapped since the trail was ``mark`` long."""
-        while len(self.trail) > mark:
-            node = self.trail.pop()
-            tensor = self.tensors[node]
+        trail, tensors = self.trail, self.tensors
+        while len(trail) > mark:
+            node = trail.pop()
+            tensor = tensors[node]
             assert tensor is not None
             self.holders[tensor].pop()
-            self.tensors[node] = None
+            tensors[node] = None
 
 
 def operand_orders(op: Op) -> tuple[tuple[int, ...], ...]:
@@ -267,10 +342,10 @@ def _looseness(step: OpNode | ChainNode, known: set[int]) -> int:
     return 2 if known.intersection(step.operands) else 4
 
 
-def _chain_components(pattern: PatternGraph) -> list[int]:
-    """Per tensor, a number that is equal for tensors which chains join."""
+def _components(pattern: PatternGraph, chains: Iterable[ChainNode]) -> list[int]:
+    """Per tensor, a number that is equal for tensors which the chains join."""
     component = list(range(len(pattern.tensors)))
-    for chain in pattern.chains:
+    for chain in chains:
         old, new = component[chain.target], component[chain.source]
         component = [new if c == old else c for c in component]
     return component

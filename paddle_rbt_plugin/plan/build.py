@@ -10,7 +10,7 @@ from paddle_rbt_plugin.cluster import Cluster, stage_meshes
 from paddle_rbt_plugin.completion.forms import SHARDED_FORMS
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.cost.estimates import Estimate
-from paddle_rbt_plugin.cost.stages import make_stages
+from paddle_rbt_plugin.cost.stages import make_cut
 from paddle_rbt_plugin.notes import Note, note
 from paddle_rbt_plugin.plan.plan import Plan, PlanEstimate, Stage, TensorPlacement
 from paddle_rbt_plugin.search import Analysis, SearchResult, candidate_dict
@@ -76,14 +76,14 @@ def _stages(result: SearchResult, cluster: Cluster, best: Candidate) -> tuple[St
     layers = result.best.layers
     differ = layers is not None and len({s.recompute for s in layers}) > 1
     entries = []
-    for stage in make_stages(result.completion, best.pp, best.vpp, result.best.stage_layers):
-        devices = meshes[stage.index].ranks
+    cut = make_cut(result.completion.layers.count, best.pp, best.vpp, result.best.stage_layers)
+    for stage, mesh_of_stage in enumerate(meshes):
+        devices = mesh_of_stage.ranks
         if result.ranks is not None:
             devices = tuple(result.ranks[r] for r in devices)
-        for first, last in stage.layers:
+        for first, last in cut.layers(stage):
             if layers is None:
-                mesh = meshes[stage.index]
-                entries.append(Stage((first, last), devices, mesh.shape, mesh.axes))
+                entries.append(Stage((first, last), devices, mesh_of_stage.shape, mesh_of_stage.axes))
                 continue
             for strategy, run in groupby(range(first, last + 1), key=lambda i: layers[i]):
                 numbers, mesh = list(run), strategy.completion.mesh

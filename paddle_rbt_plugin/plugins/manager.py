@@ -117,6 +117,7 @@ class _Loader:
         self.found: dict[Kind, dict[str, Any]] = {kind: {} for kind in HOOKS}
         self.givers: dict[tuple[Kind, str], Origin] = {}  # who has each name; names but those of ops are equal up to case
         self.rows: list[PluginRow] = []
+        self.manager = _hook_manager()
         self.names: set[str] = set()  # everything that could have been blocked
         self.unread = False  # a blocked plugin is not imported, so the names of its patterns stay unknown
 
@@ -136,7 +137,7 @@ class _Loader:
 
     def register_all(self, point: EntryPoint, origin: Origin) -> None:
         try:
-            registered = _registered(point)
+            registered = _registered(point, self.manager)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit too: a plugin must not end the job
@@ -180,23 +181,31 @@ class _Loader:
             warnings.warn(message, PluginWarning, stacklevel=3)
 
 
-def _registered(point: EntryPoint) -> list[tuple[Kind, tuple[Any, ...], dict[str, Any]]]:
-    """What the plugin behind an entry point registers: the arguments that each ``register`` was called with. A manager of its
-    own keeps it apart from all others."""
+def _hook_manager() -> pluggy.PluginManager:
     manager = pluggy.PluginManager(markers.PROJECT)
     manager.add_hookspecs(markers)
+    return manager
+
+
+def _registered(point: EntryPoint, manager: pluggy.PluginManager) -> list[tuple[Kind, tuple[Any, ...], dict[str, Any]]]:
+    """What the plugin behind an entry point registers: the arguments of each call of ``register``. It is alone in ``manager``
+    meanwhile."""
     plugin = point.load()
-    manager.register(plugin, point.name)
-    manager.check_pending()
-    if not manager.get_hookcallers(plugin):
-        raise PatternError(f"{point.value} implements no hook: mark register_patterns(register) with @hookimpl")
     found: list[tuple[Kind, tuple[Any, ...], dict[str, Any]]] = []
 
     def recorder(kind: Kind) -> Callable[..., None]:
         return lambda *args, **attrs: found.append((kind, args, attrs))
 
-    for kind, (hook, _) in HOOKS.items():
-        getattr(manager.hook, hook)(register=recorder(kind))
+    try:
+        manager.register(plugin, point.name)
+        manager.check_pending()
+        if not manager.get_hookcallers(plugin):
+            raise PatternError(f"{point.value} implements no hook: mark register_patterns(register) with @hookimpl")
+        for kind, (hook, _) in HOOKS.items():
+            getattr(manager.hook, hook)(register=recorder(kind))
+    finally:
+        if manager.is_registered(plugin):
+            manager.unregister(plugin)
     return found
 
 

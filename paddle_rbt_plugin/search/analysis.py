@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from math import prod
+from functools import cache, cached_property
+from math import isqrt, prod
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh, smallest_factor
 from paddle_rbt_plugin.completion import (
@@ -15,6 +15,7 @@ from paddle_rbt_plugin.completion import (
     Memo,
     Placement,
     RemoteReads,
+    SharedReads,
     complete,
     complete_by_batch,
     data_parallel,
@@ -22,6 +23,7 @@ from paddle_rbt_plugin.completion import (
     make_oracle,
     ops_without_rule,
     reads_apart,
+    shared_reads,
 )
 from paddle_rbt_plugin.completion.forms import FORMS
 from paddle_rbt_plugin.graph import Graph, Tensor
@@ -58,6 +60,7 @@ class Analysis:
     _memos: dict[tuple, Memo] = field(default_factory=dict, compare=False, repr=False)
     _aparts: dict[tuple[int, ...], RemoteReads] = field(default_factory=dict, compare=False, repr=False)
     _sharded: dict[int, dict[str, set[int]]] = field(default_factory=dict, compare=False, repr=False)
+    _lost: dict[int, tuple[tuple[int, int, str], ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def batch(self) -> int:
@@ -68,6 +71,16 @@ class Analysis:
     def claims(self) -> dict[int, tuple[ExpandedSpec, Match]]:
         """Every claimed tensor with its spec and the match that claims it, collected once for all candidates."""
         return self.matches.claims
+
+    @cached_property
+    def _claimed_sizes(self) -> tuple[tuple[int, str, int, int], ...]:
+        """The sizes that the patterns divide, each with its axis and the first tensor and dimension that has it."""
+        first: dict[tuple[int, str], tuple[int, int]] = {}
+        for tensor, (spec, _) in self.claims.items():
+            for dim, axis in enumerate(spec):
+                if axis is not None:
+                    first.setdefault((self.graph.tensors[tensor].shape[dim], axis), (tensor, dim))
+        return tuple((size, axis, tensor, dim) for (size, axis), (tensor, dim) in first.items())
 
     @cached_property
     def axes(self) -> frozenset[str]:
@@ -95,21 +108,20 @@ class Analysis:
         dp = degrees.get("dp", 1)
         if dp > 1 and self.batch % dp:
             return reason("batch", dp=dp, batch=self.batch, legal=_legal(self.batch), what="batch")
-        for tensor, (spec, match) in self.claims.items():
-            for dim, axis in enumerate(spec):
-                size = self.graph.tensors[tensor].shape[dim]
-                if axis is not None and size % degrees.get(axis, 1):
-                    return reason(
-                        "divides",
-                        degree=degrees[axis],
-                        size=size,
-                        axis=axis,
-                        meaning=match.dim_name(tensor, dim),
-                        dim=dim,
-                        tensor=self.graph.tensors[tensor].name,
-                        pattern=match.pattern,
-                        legal=_legal(size),
-                    )
+        for size, axis, tensor, dim in self._claimed_sizes:
+            if size % degrees.get(axis, 1):
+                match = self.claims[tensor][1]
+                return reason(
+                    "divides",
+                    degree=degrees[axis],
+                    size=size,
+                    axis=axis,
+                    meaning=match.dim_name(tensor, dim),
+                    dim=dim,
+                    tensor=self.graph.tensors[tensor].name,
+                    pattern=match.pattern,
+                    legal=_legal(size),
+                )
         return None
 
     def complete(self, mesh: ProcessMesh, stages: tuple[int, ...] = ()) -> Completion:
@@ -127,8 +139,12 @@ class Analysis:
 
     def _reads_apart(self, stages: tuple[int, ...]) -> RemoteReads:
         if stages not in self._aparts:
-            self._aparts[stages] = reads_apart(self.graph, self.layers, stages) if stages else ()
+            self._aparts[stages] = reads_apart(self._shared_reads, stages) if stages else ()
         return self._aparts[stages]
+
+    @cached_property
+    def _shared_reads(self) -> SharedReads:
+        return shared_reads(self.graph, self.layers)
 
     def _completion(self, mesh: ProcessMesh, apart: RemoteReads = ()) -> Completion:
         key = (mesh.axes, mesh.shape, mesh.experts, apart)
@@ -143,7 +159,7 @@ class Analysis:
         return self._completions[key]
 
     def _oracle(self, mesh: ProcessMesh) -> AnyOracle:
-        """Whom to ask about a mesh: of one device, which divides nothing, what is known of two, where two divide the batch."""
+        """The oracle for a mesh. A one-device mesh reuses the two-device oracle where two divide the batch."""
         if mesh.shape == (1,) and self.batch % 2 == 0:
             mesh = ProcessMesh(mesh.axes, (2,), (0, 1))
         key = (mesh.axes, mesh.shape)
@@ -178,13 +194,24 @@ class Analysis:
             uneven = [size for size in sizes if size % mesh.degree(along)]
             if uneven:
                 return _uneven(completion, along, min(uneven))
-        for tensor, (spec, match) in self.claims.items():
-            placed = completion.placements[tensor].dims_mapping
-            for dim, axis in enumerate(spec):
-                if axis is not None and mesh.degree(axis) > 1 and placed[dim] != mesh.index(axis):
-                    name = self.graph.tensors[tensor].name
-                    return reason("completion", pattern=match.pattern, dim=dim, tensor=name, axis=axis)
+        for tensor, dim, axis in self._given_up(completion):
+            if mesh.degree(axis) > 1:
+                name, match = self.graph.tensors[tensor].name, self.claims[tensor][1]
+                return reason("completion", pattern=match.pattern, dim=dim, tensor=name, axis=axis)
         return None
+
+    def _given_up(self, completion: Completion) -> tuple[tuple[int, int, str], ...]:
+        """Per axis, the first tensor and dimension that a pattern claims and completion places otherwise."""
+        key = id(completion.work)  # as in ``_sharded_sizes``
+        if key not in self._lost:
+            first: dict[str, tuple[int, int]] = {}
+            place = {axis: completion.mesh.index(axis) for axis in self.axes}
+            for tensor, (spec, _) in self.claims.items():
+                for dim, axis in enumerate(spec):
+                    if axis is not None and completion.placements[tensor].dims_mapping[dim] != place[axis]:
+                        first.setdefault(axis, (tensor, dim))
+            self._lost[key] = tuple((tensor, dim, axis) for axis, (tensor, dim) in first.items())
+        return self._lost[key]
 
 
 def _uneven(completion: Completion, axis: str, size: int) -> Reason:
@@ -230,7 +257,10 @@ def analyse(
     )
 
 
+@cache
 def _legal(size: int) -> str:
-    divisors = [d for d in range(1, size + 1) if size % d == 0]
+    """The divisors of a size in words, the first of them where there are many."""
+    small = [d for d in range(1, isqrt(size) + 1) if size % d == 0]
+    divisors = sorted({*small, *(size // d for d in small)})
     shown = divisors if len(divisors) <= 8 else divisors[:7]
     return ", ".join(map(str, shown)) + (", ..." if len(divisors) > 8 else "")

@@ -17,25 +17,26 @@ from functools import cached_property
 
 import numpy as np
 
+from paddle_rbt_plugin.completion.work import Completion
 from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.cost.communication import collective_seconds
-from paddle_rbt_plugin.cost.memory import gradient_itemsize
-from paddle_rbt_plugin.cost.stage_cost import LayerStrategy, boundary_bytes
-from paddle_rbt_plugin.cost.stages import even_split
-from paddle_rbt_plugin.cost.update import gradient_sync_seconds, update_seconds
-from paddle_rbt_plugin.search.bounds import (
+from paddle_rbt_plugin.cost.costs import CandidateCosts
+from paddle_rbt_plugin.cost.memory import gradient_itemsize, state_bytes
+from paddle_rbt_plugin.cost.segment_table import (
     BACKWARD,
-    BACKWARD_LAUNCHES,
     FORWARD,
-    FORWARD_LAUNCHES,
     KEPT,
+    LAUNCHES,
     PARAMETERS,
+    RECOMPUTE,
     REDUCED_DP,
     REDUCED_MP,
     TRAINED,
-    Bounds,
-    total_state_bytes,
-)
+)  # fmt: skip
+from paddle_rbt_plugin.cost.stage_costs import LayerStrategy
+from paddle_rbt_plugin.cost.stages import make_cut
+from paddle_rbt_plugin.cost.table import Strategy
+from paddle_rbt_plugin.cost.update import gradient_sync_seconds, update_seconds
 
 TIME, MEMORY = range(2)
 """Columns of costs that add up over layers; three more hold the largest revived, temporary and message."""
@@ -71,8 +72,8 @@ class LayerCosts:
     ``layers`` holds seconds and bytes per option and layer (columns ``TIME``, ``MEMORY``, ...), ``parts`` what the seconds are
     made of (``DEVICE``, ``HOST``, ``CLOSING``)."""
 
-    def __init__(self, bounds: Bounds, options: Sequence[Option], stage: int, steps: int, in_flight: float):
-        self.bounds = bounds
+    def __init__(self, costs: CandidateCosts, options: Sequence[Option], stage: int, steps: int, in_flight: float):
+        self.table = costs.table
         self.options = tuple(options)
         self.stage = stage
         self.steps = steps
@@ -85,38 +86,40 @@ class LayerCosts:
 
     def _layer_costs(self, option: Option) -> tuple[np.ndarray, np.ndarray]:
         """Per layer: time, memory, revived, temporary, message; and the parts of its time."""
-        shared, candidate, completion = self.bounds.shared, option.candidate, option.strategy.completion
-        training, c = shared.training, shared.constants
-        rows = self.bounds.rows(completion, candidate, self.first)
-        added = rows.added
-        device, host = added[:, [FORWARD, BACKWARD]], added[:, [FORWARD_LAUNCHES, BACKWARD_LAUNCHES]] * c.host_launch_s
+        candidate, completion, training = option.candidate, option.strategy.completion, self.table.training
+        machine = self.table.machines.of(completion.mesh, self.first)
+        strategy = Strategy(candidate.recompute, candidate.sequence_parallel)
+        rows = self.table.rows(completion, machine, strategy, (candidate.micro_batch,))
+        added = rows.added[0]
+        passes, launches = added[:, :LAUNCHES].reshape(-1, 3, 3).sum(2), added[:, LAUNCHES:KEPT]
+        device = np.column_stack((passes[:, FORWARD], passes[:, RECOMPUTE] + passes[:, BACKWARD]))
+        host = np.column_stack((launches[:, FORWARD], launches[:, RECOMPUTE] + launches[:, BACKWARD]))
+        host *= self.table.constants.host_launch_s
         params, trained = added[:, PARAMETERS], added[:, TRAINED]
-        if self.stage:
-            copied, trained_copies = self.bounds.tied_parameters(completion)
+        if self.stage and training.own_copies:
+            copied, trained_copies = copied_parameters(completion)
             params, trained = params + copied, trained + trained_copies
-        memory = total_state_bytes(params, trained, candidate, training, option.dp)
+        states = state_bytes(params, trained, candidate, training, option.dp)
+        memory = states.parameters + states.master_weights + states.gradients + states.optimizer_states
         memory = memory + (self.in_flight * added[:, KEPT] if training.mode == "train" else 0.0)
         sync, update = self._closing(option, added, trained)
         seconds = np.maximum(device, host).sum(1) + (sync + update) / self.steps
         closing = update if training.overlap_gradients else sync + update
-        return np.column_stack([seconds, memory, rows.largest]), np.column_stack([device.sum(1), host.sum(1), closing])
+        return np.column_stack([seconds, memory, rows.largest[0]]), np.column_stack([device.sum(1), host.sum(1), closing])
 
     def _closing(self, option: Option, added: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Per layer, seconds of gradient synchronisation and of the update in a step: no more than its part of any stage's,
         since buckets that are not full take longer for their bytes."""
-        shared, candidate = self.bounds.shared, option.candidate
-        training, c = shared.training, shared.constants
+        candidate, training, c = option.candidate, self.table.training, self.table.constants
         if training.mode != "train":
             return np.zeros(len(added)), np.zeros(len(added))
-        _, machine = shared.machine(option.strategy.completion.mesh, self.first)
+        machine = self.table.machines.of(option.strategy.completion.mesh, self.first)
         shards = candidate.shards(option.dp)
         update = trained * (update_seconds(1.0, training, machine.device, c) / shards)
-        sync = np.zeros(len(added))
         nbytes = added[:, [REDUCED_DP, REDUCED_MP]] * gradient_itemsize(training)
-        dp, mp = machine.networks.get("dp"), machine.networks.get("mp")
-        if dp is not None:
-            sync += nbytes[:, 0] * (gradient_sync_seconds(c.bucket_bytes, candidate, dp, c) / c.bucket_bytes)
-        whole = float(nbytes[:, 1].sum())
+        once, each = gradient_sync_seconds(c.bucket_bytes, candidate.sharding_stage, shards, machine.network("dp"), c)
+        sync = nbytes[:, 0] * ((once + each * candidate.accumulate_steps) / c.bucket_bytes)
+        mp, whole = machine.network("mp"), float(nbytes[:, 1].sum())
         if mp is not None and whole:
             sync += nbytes[:, 1] * (collective_seconds("all_reduce", whole, mp, c) / whole)
         return sync, update
@@ -136,15 +139,14 @@ class LayerCosts:
         for i, before in enumerate(self.options):
             for j, after in enumerate(self.options):
                 if before.dp != after.dp:
-                    seconds[i, j] = self.bounds.shared.regroup_seconds(
-                        max(nbytes[i], nbytes[j]), before.dp, after.dp, self.size, self.first
-                    )
+                    moved = max(nbytes[i], nbytes[j])
+                    seconds[i, j] = self.table.machines.regroup_seconds(moved, before.dp, after.dp, self.size, self.first)
         return seconds
 
     def _boundary(self, option: Option) -> float:
         completion = option.strategy.completion
         last = max(i for i, s in enumerate(completion.layers.segments) if s.is_block)
-        return boundary_bytes(completion.work[last], self.bounds.sizes(completion, option.candidate, last))
+        return self.table.boundary_bytes(completion, last, option.candidate.micro_batch)
 
     @cached_property
     def sends(self) -> np.ndarray:
@@ -152,9 +154,11 @@ class LayerCosts:
         return np.array([self._sent(option) for option in self.options])
 
     def _sent(self, option: Option) -> float:
-        completion, pp = option.strategy.completion, option.candidate.pp
-        sends = self.bounds.shared.sends(completion, option.candidate, even_split(completion.layers.count, pp))
-        return sends.ahead[self.stage] + sends.back[self.stage]
+        completion, candidate = option.strategy.completion, option.candidate
+        cut = make_cut(completion.layers.count, candidate.pp)
+        strategy = Strategy(candidate.recompute, candidate.sequence_parallel)
+        sends = self.table.sends(completion, cut, strategy, (candidate.micro_batch,))
+        return float(sends.ahead[0, self.stage] + sends.back[0, self.stage])
 
     def least_seconds(self) -> np.ndarray:
         """Per layer, the least time under any strategy."""
@@ -163,3 +167,15 @@ class LayerCosts:
     def least_parts(self) -> np.ndarray:
         """The same for each part of the time: layers x (device, host, closing)."""
         return self.parts.min(0)
+
+
+def copied_parameters(completion: Completion) -> np.ndarray:
+    """Per layer, elements on one device of parameters that an earlier layer holds and it holds a copy of: all, and those that
+    are trained."""
+    found = np.zeros((2, completion.layers.count))
+    for crossing in completion.crossings:
+        if crossing.value.kind == "param":
+            numel = crossing.value.local_numel(completion.mesh, 1.0)
+            for reader in crossing.readers:
+                found[:, reader] += numel, numel if crossing.has_gradient else 0
+    return found

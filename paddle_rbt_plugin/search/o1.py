@@ -2,10 +2,9 @@
 
     minimise  step(c)  over candidates c  with  peak memory of every stage(c) <= device memory less reserve
 
-Every candidate is bounded from below (``bounds``), by growing micro batch within each factorisation; one that does not fit is
-infeasible, and so is the same one with a larger micro batch, since every term of memory grows with it (``_bound``). What is
-left is estimated in the order of the bounds until no bound is below the worst of the best ``KEPT`` nor within what the cost
-model resolves of the best, so these are the true best (``_best_first``); and in the same way the best of each factorisation, to
+Every candidate is bounded from below (``bounds``), those that differ in their micro batches only at once. What fits is
+estimated in the order of the bounds until no bound is below the worst of the best ``KEPT`` nor within what the cost model
+resolves of the best, so these are the true best (``_best_first``); and in the same way the best of each factorisation, to
 compare the winner with. Of equally fast candidates the simplest is best, then the smaller memory, then the smaller degrees
 (``result.ranked``), so equal inputs give equal plans. A cost model for which the bounds do not hold is asked about every
 candidate instead (``unpruned``).
@@ -15,15 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from paddle_rbt_plugin.completion import Completion
+import numpy as np
+
 from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.errors import NoFeasiblePlan
 from paddle_rbt_plugin.notes import Note, distinct
-from paddle_rbt_plugin.search.bounds import Bound
+from paddle_rbt_plugin.search.bounds import Fitting, ascending
 from paddle_rbt_plugin.search.diagnosis import ignored
 from paddle_rbt_plugin.search.rejections import Reason, Rejected
-from paddle_rbt_plugin.search.result import Bounded, Evaluated, Misses, SearchResult, ascending, explain_failure, ranked
-from paddle_rbt_plugin.search.space import Degrees, candidate_dict, variants, ways
+from paddle_rbt_plugin.search.result import Evaluated, Misses, SearchResult, explain_failure, ranked
+from paddle_rbt_plugin.search.space import Degrees, candidate_dict, families, ways
 from paddle_rbt_plugin.search.state import Search
 from paddle_rbt_plugin.search.unpruned import ask_all
 
@@ -35,7 +35,7 @@ def run_o1(search: Search) -> SearchResult:
     """Level o1 of a search. Raises NoFeasiblePlan, which names the binding resource and the nearest candidate."""
     found, rejected = ways(search.analysis, search.cluster, search.training, search.space)
     misses = Misses()
-    fitting: dict[Degrees, list[Bounded]] = {}
+    fitting: dict[Degrees, list[Fitting]] = {}
     considered = 0
     for done, degrees in enumerate(found):
         search.progress(done, len(found), degrees.to_dict())
@@ -63,39 +63,30 @@ def run_o1(search: Search) -> SearchResult:
     return SearchResult(winner, search.completion(winner.candidate), feasible, tuple(rejected), considered, notes)
 
 
-def _bound(search: Search, degrees: Degrees, misses: Misses) -> tuple[list[Bounded], int, list[Rejected]]:
+def _bound(search: Search, degrees: Degrees, misses: Misses) -> tuple[list[Fitting], int, list[Rejected]]:
     """The candidates of one factorisation that fit, how many were looked at, and rejections of whole orders of axes."""
-    fits: list[Bounded] = []
-    completions: dict[tuple[str, ...], Completion] = {}
+    fits: list[Fitting] = []
     lost: dict[tuple[str, ...], Reason | None] = {}
-    too_large: set[tuple[object, ...]] = set()
     count = 0
-    for candidate in variants(search.analysis, search.cluster, search.training, search.space, degrees):
-        count += 1
-        if candidate.axes not in lost:
-            completions[candidate.axes] = search.completion(candidate)
-            lost[candidate.axes] = search.analysis.lost_sharding(completions[candidate.axes])
-        if lost[candidate.axes]:
+    for family in families(search.analysis, search.cluster, search.training, search.space, degrees):
+        axes = family.candidate.axes
+        count += len(family.micro_batches)
+        if axes not in lost:
+            lost[axes] = search.analysis.lost_sharding(search.completion(family.candidate))
+        if lost[axes]:
             continue
-        kind = _without_micro_batch(candidate)
-        if kind in too_large:
-            misses.skip(degrees)
-            continue
-        bound: Bound = search.bounds.of(completions[candidate.axes], candidate)
-        if bound.missing_bytes > 0 and not search.predicts_memory:
-            too_large.add(kind)
-            misses.add(degrees, candidate, bound)
-        else:
-            fits.append((bound.step_time_s, candidate))
+        bounds = search.bounds(family)
+        fitting = bounds.missing_bytes <= (np.inf if search.predicts_memory else 0.0)
+        if fitting.any():
+            fits.append(bounds.fitting(np.flatnonzero(fitting)))
+        if not fitting.all():
+            nearest = int(np.where(fitting, np.inf, bounds.missing_bytes).argmin())
+            misses.add(family.member(nearest), bounds.of(nearest), int((~fitting).sum()))
     reasons = [Rejected(degrees.to_dict() | {"axes": list(axes)}, why) for axes, why in lost.items() if why]
     return fits, count, reasons
 
 
-def _without_micro_batch(c: Candidate) -> tuple[object, ...]:
-    return c.axes, c.recompute, c.sharding_stage, c.sharding_degree, c.sequence_parallel, c.schedule, c.vpp
-
-
-def _best_by_bounds(search: Search, fitting: Mapping[Degrees, Sequence[Bounded]]) -> dict[Candidate, Evaluated]:
+def _best_by_bounds(search: Search, fitting: Mapping[Degrees, Sequence[Fitting]]) -> dict[Candidate, Evaluated]:
     """The best candidates, and the best of each factorisation."""
     best = _best_first(search, [b for fits in fitting.values() for b in fits], KEPT)
     for degrees, fits in fitting.items():
@@ -106,11 +97,11 @@ def _best_by_bounds(search: Search, fitting: Mapping[Degrees, Sequence[Bounded]]
     return best
 
 
-def _best_first(search: Search, bounded: Sequence[Bounded], count: int) -> dict[Candidate, Evaluated]:
+def _best_first(search: Search, fitting: Sequence[Fitting], count: int) -> dict[Candidate, Evaluated]:
     """The best ``count`` candidates with their exact costs, and what was estimated to find them."""
     done: dict[Candidate, Evaluated] = {}
     times: list[float] = []
-    for bound, candidate in ascending(bounded):
+    for bound, candidate in ascending(fitting):
         if len(times) >= count and bound > max(sorted(times)[count - 1], min(times) * (1 + search.resolution)):
             break
         if times and search.deadline.passed("estimates"):

@@ -27,7 +27,7 @@ import numpy as np
 
 from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.cost.pipeline import in_flight
-from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
+from paddle_rbt_plugin.cost.stage_costs import LayerStrategy
 from paddle_rbt_plugin.notes import distinct
 from paddle_rbt_plugin.search.layer_costs import CLOSING, LayerCosts, Option, option_of
 from paddle_rbt_plugin.search.o1 import run_o1
@@ -159,7 +159,7 @@ def _over_stages(search: Search, setting: Setting, least: Callable[[LayerCosts],
 def _layer_costs(search: Search, setting: Setting, stage: int) -> LayerCosts:
     c = setting.candidate
     flying = in_flight(c.schedule, stage, c.pp, c.accumulate_steps)
-    return LayerCosts(search.bounds, setting.options, stage, c.accumulate_steps, flying)
+    return LayerCosts(search.costs, setting.options, stage, c.accumulate_steps, flying)
 
 
 def best_cut(search: Search, setting: Setting, below: float = np.inf) -> Cut | None:
@@ -185,10 +185,10 @@ def best_cut(search: Search, setting: Setting, below: float = np.inf) -> Cut | N
 
 def _stage_runs(search: Search, setting: Setting, stage: int, slack: float = np.inf) -> StageRuns:
     completion = setting.options[0].strategy.completion
-    device, _ = search.shared.machine(completion.mesh, stage * completion.mesh.size)
+    machine = search.costs.table.machines.of(completion.mesh, stage * completion.mesh.size)
     reduces = search.training.mode == "train" and any(o.dp > 1 for o in setting.options)
-    bucket = search.shared.constants.bucket_bytes if reduces else 0.0
-    return StageRuns(_layer_costs(search, setting, stage), device.memory * (1.0 - search.memory_reserve) - bucket, slack)
+    bucket = search.costs.table.constants.bucket_bytes if reduces else 0.0
+    return StageRuns(_layer_costs(search, setting, stage), machine.memory * (1.0 - search.memory_reserve) - bucket, slack)
 
 
 @dataclass(frozen=True)

@@ -7,25 +7,21 @@ asks least of the user and of Paddle wins: no plan is more complicated for a gai
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from itertools import groupby
 from typing import Any
 
 from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.completion import Completion
 from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.cost.estimates import Estimate
-from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
+from paddle_rbt_plugin.cost.stage_costs import LayerStrategy
 from paddle_rbt_plugin.notes import Note
 from paddle_rbt_plugin.search.bounds import Bound
 from paddle_rbt_plugin.search.dimensions import SearchSpace
 from paddle_rbt_plugin.search.rejections import Reason, Rejected, reason
-from paddle_rbt_plugin.search.space import Degrees, candidate_dict
+from paddle_rbt_plugin.search.space import Degrees, candidate_dict, order_of
 from paddle_rbt_plugin.spelling import counted, spell_candidate
-
-Bounded = tuple[float, Candidate]
-"""A candidate that may run, behind the lower bound of its step."""
 
 
 @dataclass(frozen=True)
@@ -83,17 +79,6 @@ def ranked(found: Iterable[Evaluated], resolution: float) -> list[Evaluated]:
     return sorted(by_time, key=lambda e: e is not winner)
 
 
-def order_of(candidate: Candidate) -> tuple[str, ...]:
-    """Candidates in an order of their own: smaller degrees first."""
-    return tuple(f"{value:>6}" if isinstance(value, int) else str(value) for value in candidate_dict(candidate).values())
-
-
-def ascending(bounded: Iterable[Bounded]) -> Iterator[Bounded]:
-    """By growing bound; those of equal bounds in the order of the candidates, which is made for them only."""
-    for _, alike in groupby(sorted(bounded, key=lambda b: b[0]), key=lambda b: b[0]):
-        yield from sorted(alike, key=lambda b: order_of(b[1]))
-
-
 class Misses:
     """Counts the candidates of each factorisation that do not fit, and keeps the nearest."""
 
@@ -101,15 +86,13 @@ class Misses:
         self._nearest: dict[Degrees, tuple[Candidate, Bound]] = {}
         self._counts: dict[Degrees, int] = {}
 
-    def add(self, degrees: Degrees, candidate: Candidate, bound: Bound) -> None:
-        self.skip(degrees)
+    def add(self, candidate: Candidate, bound: Bound, count: int = 1) -> None:
+        """Adds some candidates, of which this is the nearest."""
+        degrees = Degrees.of(candidate)
+        self._counts[degrees] = self._counts.get(degrees, 0) + count
         known = self._nearest.get(degrees)
         if known is None or bound.missing_bytes < known[1].missing_bytes:
             self._nearest[degrees] = candidate, bound
-
-    def skip(self, degrees: Degrees) -> None:
-        """Counts one that needs at least as much as one that does not fit."""
-        self._counts[degrees] = self._counts.get(degrees, 0) + 1
 
     def rejected(self) -> list[Rejected]:
         """One rejection per factorisation, for all of its candidates that do not fit."""

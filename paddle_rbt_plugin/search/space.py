@@ -22,7 +22,7 @@ all of its values. Left alone, all values of a dimension are searched, except wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from typing import Any, Literal
@@ -147,10 +147,25 @@ def _rules_out(analysis: Analysis, training: Training, space: SearchSpace, degre
     return analysis.indivisible({axis: n for axis, n in degrees.items() if axis != "pp"})
 
 
-def variants(
+@dataclass(frozen=True)
+class Family:
+    """Candidates that differ in their micro batches only. ``candidate`` is that of the first of them."""
+
+    candidate: Candidate
+    micro_batches: tuple[int, ...]
+    """Growing."""
+    steps: tuple[int, ...]
+    """How many of each a step accumulates."""
+
+    def member(self, index: int) -> Candidate:
+        """The candidate with one of the micro batches."""
+        return replace(self.candidate, micro_batch=self.micro_batches[index], accumulate_steps=self.steps[index])
+
+
+def families(
     analysis: Analysis, cluster: Cluster, training: Training, space: SearchSpace, degrees: Degrees
-) -> Iterator[Candidate]:
-    """The candidates of one factorisation, by growing micro batch."""
+) -> Iterator[Family]:
+    """The candidates of one factorisation, by schedule."""
     pp, dp, mp = degrees.pp, degrees.dp, degrees.mp
     train = training.mode == "train"
     per_replica = training.global_batch // dp
@@ -158,20 +173,32 @@ def variants(
     recomputes = _values(space, "recompute") if train else ("none",)
     sequence_parallel = [sp for sp in _values(space, "sequence_parallel") if not sp or mp > 1]
     choices = [
-        (order.split("_"), recompute, zero, sp)
+        (tuple(order.split("_")), recompute, zero, sp)
         for order, recompute in product(orders, recomputes)
         for zero in _zero(space, cluster, degrees, order, train)
         for sp in sequence_parallel
     ]
-    for micro_batch in _micro_batches(space, per_replica):
-        steps = per_replica // micro_batch
-        if space.forbids("accumulate_steps", steps):
+    whole = [(m, per_replica // m) for m in _micro_batches(space, per_replica)]
+    whole = [(m, steps) for m, steps in whole if not space.forbids("accumulate_steps", steps)]
+    for schedule, vpp in _schedules(space, pp, analysis.layers.count):
+        legal = [(m, steps) for m, steps in whole if schedule != "VPP" or steps % pp == 0]
+        if not legal:
             continue
-        for schedule, vpp in _schedules(space, pp, steps, analysis.layers.count):
-            for axes, recompute, (zero, ranks), sp in choices:
-                yield Candidate(
-                    pp, dp, mp, micro_batch, steps, tuple(axes), recompute, zero, sp, schedule, vpp, ranks, degrees.ep
-                )
+        micro_batches, steps = zip(*legal, strict=True)
+        for axes, recompute, (zero, ranks), sp in choices:
+            first = Candidate(pp, dp, mp, *legal[0], axes, recompute, zero, sp, schedule, vpp, ranks, degrees.ep)
+            yield Family(first, micro_batches, steps)
+
+
+def variants(
+    analysis: Analysis, cluster: Cluster, training: Training, space: SearchSpace, degrees: Degrees
+) -> Iterator[Candidate]:
+    """The candidates of one factorisation, by growing micro batch."""
+    found = list(families(analysis, cluster, training, space, degrees))
+    for micro_batch in sorted({m for family in found for m in family.micro_batches}):
+        for family in found:
+            if micro_batch in family.micro_batches:
+                yield family.member(family.micro_batches.index(micro_batch))
 
 
 def _zero(
@@ -205,7 +232,7 @@ def _micro_batches(space: SearchSpace, per_replica: int) -> list[int]:
     return [m for m in divisors if m <= MAX_MICRO_BATCH]
 
 
-def _schedules(space: SearchSpace, pp: int, steps: int, layers: int) -> Iterator[tuple[Any, int]]:
+def _schedules(space: SearchSpace, pp: int, layers: int) -> Iterator[tuple[Any, int]]:
     if pp == 1:
         yield "1F1B", 1
         return
@@ -213,10 +240,12 @@ def _schedules(space: SearchSpace, pp: int, steps: int, layers: int) -> Iterator
         if schedule != "VPP":
             if not space.forbids("vpp", 1) or "VPP" not in _values(space, "schedule"):
                 yield schedule, 1
-        elif steps % pp == 0:
-            for vpp in range(2, layers // pp + 1):
-                if layers % (pp * vpp) == 0 and not space.forbids("vpp", vpp):
-                    yield schedule, vpp
+        else:
+            yield from (
+                (schedule, vpp)
+                for vpp in range(2, layers // pp + 1)
+                if layers % (pp * vpp) == 0 and not space.forbids("vpp", vpp)
+            )
 
 
 def _values(space: SearchSpace, key: str) -> Sequence[Any]:
@@ -227,3 +256,8 @@ def _values(space: SearchSpace, key: str) -> Sequence[Any]:
 def candidate_dict(candidate: Candidate) -> dict[str, Any]:
     """A candidate as plain JSON values."""
     return {f.name: getattr(candidate, f.name) for f in fields(candidate)} | {"axes": list(candidate.axes)}
+
+
+def order_of(candidate: Candidate) -> tuple[str, ...]:
+    """Candidates in an order of their own: smaller degrees first."""
+    return tuple(f"{value:>6}" if isinstance(value, int) else str(value) for value in candidate_dict(candidate).values())

@@ -7,17 +7,18 @@ import time
 from paddle_rbt_plugin.cluster import Cluster, stage_meshes
 from paddle_rbt_plugin.completion import Completion
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
+from paddle_rbt_plugin.cost.costs import CandidateCosts
 from paddle_rbt_plugin.cost.estimates import RESOLUTION, estimate
 from paddle_rbt_plugin.cost.model import Case, CostModelAdapter
-from paddle_rbt_plugin.cost.shared import SharedCosts
-from paddle_rbt_plugin.cost.stage_cost import LayerStrategy
-from paddle_rbt_plugin.cost.stages import even_stages
+from paddle_rbt_plugin.cost.stage_costs import LayerStrategy
+from paddle_rbt_plugin.cost.stages import make_cut
 from paddle_rbt_plugin.notes import Note, note
 from paddle_rbt_plugin.search.analysis import Analysis
-from paddle_rbt_plugin.search.bounds import Bounds
+from paddle_rbt_plugin.search.bounds import Bound, FamilyBounds
 from paddle_rbt_plugin.search.dimensions import SearchSpace
 from paddle_rbt_plugin.search.progress import Reporter, Watcher
 from paddle_rbt_plugin.search.result import Evaluated
+from paddle_rbt_plugin.search.space import Family
 
 
 class Deadline:
@@ -60,8 +61,9 @@ class Search:
         """The cost model that ranks the candidates; None for the analytic model itself."""
         self.progress = Reporter(progress)
         self.deadline = Deadline(time_limit)
-        self.shared = SharedCosts(cluster, training)
-        self.bounds = Bounds(self.shared, memory_reserve)
+        self.costs = CandidateCosts(cluster, training)
+        self._layers = analysis.layers.count
+        self._completions: dict[tuple[object, ...], Completion] = {}
 
     def on(self, cluster: Cluster) -> Search:
         """The same search on another cluster, under the same deadline."""
@@ -69,8 +71,7 @@ class Search:
         other = Search(self.analysis, cluster, self.training, self.space, self.memory_reserve, judge=judge)
         other.deadline = self.deadline
         other.progress = self.progress
-        other.shared = self.shared.on(cluster)
-        other.bounds = Bounds(other.shared, self.memory_reserve)
+        other.costs = self.costs.on(cluster)
         return other
 
     @property
@@ -90,11 +91,23 @@ class Search:
 
     def completion(self, candidate: Candidate) -> Completion:
         """The completion of a stage's mesh."""
-        pp, chunks = candidate.pp, candidate.vpp
-        mesh = stage_meshes(self.cluster, pp, candidate.dp, candidate.mp, candidate.axes, candidate.ep)[0]
-        if pp == 1 or self.training.own_copies:
-            return self.analysis.complete(mesh)
-        return self.analysis.complete(mesh, even_stages(self.analysis.layers.count, pp, chunks))
+        pp, chunks = candidate.pp, 1 if self.training.own_copies else candidate.vpp
+        key = (pp, chunks, candidate.dp, candidate.mp, candidate.axes, candidate.ep)
+        if key not in self._completions:
+            mesh = stage_meshes(self.cluster, pp, candidate.dp, candidate.mp, candidate.axes, candidate.ep)[0]
+            cut = () if pp == 1 or self.training.own_copies else make_cut(self._layers, pp, chunks).stage_of_layer
+            self._completions[key] = self.analysis.complete(mesh, cut)
+        return self._completions[key]
+
+    def bounds(self, family: Family) -> FamilyBounds:
+        """The bounds of a family's members."""
+        completion = self.completion(family.candidate)
+        costs = self.costs.family(completion, family.candidate, family.micro_batches, family.steps)
+        return FamilyBounds(family, costs, self.memory_reserve)
+
+    def bound(self, candidate: Candidate) -> Bound:
+        """The bounds of one candidate."""
+        return self.bounds(Family(candidate, (candidate.micro_batch,), (candidate.accumulate_steps,))).of(0)
 
     def evaluate(
         self,
@@ -112,7 +125,7 @@ class Search:
             memory_reserve=self.memory_reserve,
             stage_layers=stage_layers,
             layers=layers,
-            shared=self.shared,
+            costs=self.costs,
         )
         predicted = analytic
         if self.judge is not None:

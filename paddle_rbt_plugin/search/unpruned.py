@@ -12,9 +12,9 @@ from itertools import islice
 
 from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.notes import Note, note
-from paddle_rbt_plugin.search.bounds import Bound
-from paddle_rbt_plugin.search.result import Bounded, Evaluated, Misses, ascending, ranked
-from paddle_rbt_plugin.search.space import Degrees, candidate_dict
+from paddle_rbt_plugin.search.bounds import Bound, Fitting, ascending
+from paddle_rbt_plugin.search.result import Evaluated, Misses, ranked
+from paddle_rbt_plugin.search.space import Degrees, candidate_dict, order_of
 from paddle_rbt_plugin.search.state import Search
 
 MOST_ASKED = 1000
@@ -22,14 +22,14 @@ MOST_ASKED = 1000
 
 
 def ask_all(
-    search: Search, fitting: Mapping[Degrees, Sequence[Bounded]], misses: Misses, kept: int
+    search: Search, fitting: Mapping[Degrees, Sequence[Fitting]], misses: Misses, kept: int
 ) -> tuple[dict[Candidate, Evaluated], Note]:
     """The best ``kept`` candidates by the search's cost model and the best of each factorisation, and a note on how they were
     found. Those that do not fit by that model are added to ``misses``."""
-    total = sum(map(len, fitting.values()))
+    total = sum(len(some) for found in fitting.values() for some in found)
     share = total if total <= MOST_ASKED else max(1, MOST_ASKED // len(fitting))
     nearest = (bounded for found in fitting.values() for bounded in islice(ascending(found), share))
-    asked = [candidate for _, candidate in ascending(nearest)]
+    asked = [candidate for _, candidate in sorted(nearest, key=lambda b: (b[0], order_of(b[1])))]
     fits: list[Evaluated] = []
     for done, candidate in enumerate(asked):
         search.progress(done, len(asked), candidate_dict(candidate))
@@ -40,7 +40,7 @@ def ask_all(
             fits.append(evaluated)
             search.progress.found(evaluated.estimate.step_time_s, candidate_dict(candidate), is_estimated=True)
         else:
-            misses.add(Degrees.of(candidate), candidate, _bound(evaluated))
+            misses.add(candidate, _bound(evaluated))
     best = ranked(fits, search.resolution)
     first: dict[Degrees, Evaluated] = {}
     for evaluated in best:

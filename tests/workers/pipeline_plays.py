@@ -16,7 +16,7 @@ from typing import Any
 import pipeline_play
 from pipeline_numbers import compared
 
-from paddle_rbt_plugin.completion.oracle import producer_of
+from paddle_rbt_plugin.completion.distributed_ops import producer_of
 from paddle_rbt_plugin.handover.engine import guard
 from paddle_rbt_plugin.handover.pir.pipeline import _StagedAnnotation
 from paddle_rbt_plugin.handover.pir.replay import LEAVES

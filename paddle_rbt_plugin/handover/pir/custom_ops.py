@@ -8,7 +8,7 @@ from typing import Any
 import paddle
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
-from paddle_rbt_plugin.completion.oracle import placement_of
+from paddle_rbt_plugin.completion.distributed_ops import placement_of
 from paddle_rbt_plugin.graph.names import CanonicalName
 from paddle_rbt_plugin.handover.shared.custom_ops import arguments, local_form, operand_of
 

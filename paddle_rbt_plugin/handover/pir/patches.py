@@ -8,7 +8,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from paddle_rbt_plugin.completion.oracle import GRADIENTS_MAY_BE_PARTIAL, placed, placement_of
+from paddle_rbt_plugin.completion.distributed_ops import placed, placement_of
+from paddle_rbt_plugin.completion.operands import GRADIENTS_MAY_BE_PARTIAL
 from paddle_rbt_plugin.graph.pir import is_present, plain_attrs
 from paddle_rbt_plugin.graph.random_ops import SEED_OP, draws, draws_again_the_same
 from paddle_rbt_plugin.handover.pir import chunks, updates

@@ -25,8 +25,8 @@ from typing import Any
 
 import paddle
 
+from paddle_rbt_plugin.completion.distributed_ops import placement_of, producer_of, set_placement
 from paddle_rbt_plugin.completion.forms import FORMS
-from paddle_rbt_plugin.completion.oracle import placement_of, producer_of, set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph import Graph, read_program

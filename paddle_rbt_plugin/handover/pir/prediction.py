@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
-from paddle_rbt_plugin.completion import Completion, Kernel, Placement, SegmentWork, Value, complete, reads_apart
+from paddle_rbt_plugin.completion import Completion, Kernel, Placement, SegmentWork, Value, complete, reads_apart, shared_reads
 from paddle_rbt_plugin.cost.attention import forward_cores
-from paddle_rbt_plugin.cost.compute import CONVOLUTIONS, products
+from paddle_rbt_plugin.cost.compute import CONVOLUTIONS, product_flop
 from paddle_rbt_plugin.cost.memory import OPTIMIZER_STATES
+from paddle_rbt_plugin.cost.op_types import forward_type
 from paddle_rbt_plugin.cost.recompute import run_again
-from paddle_rbt_plugin.cost.sizes import Sizes, forward_type
 from paddle_rbt_plugin.cost.transfers import copies, transfers
 from paddle_rbt_plugin.graph import Graph
 from paddle_rbt_plugin.handover.pir.structure import PRODUCTS, Structure
@@ -56,7 +56,7 @@ def predictions(
         analysis.batch_dims,
         train=train,
         forms=forms,
-        apart=reads_apart(analysis.graph, analysis.layers, stages),
+        apart=reads_apart(shared_reads(analysis.graph, analysis.layers), stages),
     )
     ways = [strategy_of(plan, i) if train and recompute else "none" for i in entries]
     return [predicted(analysis.graph, completion, train, stages, stage, ways, zero_stage) for stage in range(len(meshes))]
@@ -78,7 +78,6 @@ def predicted(
     stages = stages or (0,) * layers.count
     constant = graph.constant_ops
     collectives: Counter[tuple[str, str, str, int]] = Counter()
-    sizes = Sizes(mesh, 1.0, "fp32")
     flop, parameters, gradients, states = 0.0, 0, 0, 0
     for segment, work in zip(layers.segments, completion.work, strict=True):
         if stages[segment.layer] != stage:
@@ -93,7 +92,7 @@ def predicted(
         for c in (c for k in again for c in k.collectives):
             collectives[("backward", c.kind, c.axis, c.value.local_bytes(mesh, 1))] += 1
         own = [k for i, k in zip(segment.ops, work.forward, strict=True) if i not in constant]
-        flop += sum(_flop(k, sizes) for k in (*own, *again, *work.backward))
+        flop += _flop((*own, *again, *work.backward), mesh)
         parameters += sum(v.local_bytes(mesh, 1) for v in work.params)
         for v, gradient in zip(work.trained, work.gradients, strict=True):
             nbytes, shards = v.local_bytes(mesh, 1), _replicas(v, mesh) if zero_stage else 1
@@ -107,7 +106,7 @@ def predicted(
     kernel_of = dict(
         zip((i for s in layers.segments for i in s.ops), (k for w in completion.work for k in w.forward), strict=True)
     )
-    flop += sum(_flop(kernel_of[i], sizes) for i in _constants_of(graph, constant, layer_of, stages, stage))
+    flop += _flop((kernel_of[i] for i in _constants_of(graph, constant, layer_of, stages, stage)), mesh)
     shapes = {
         t.name: completion.placements[t.index].local_shape(t.shape, mesh)
         for t in graph.params
@@ -152,9 +151,9 @@ def _replicas(value: Value, mesh: ProcessMesh) -> int:
     return 1 if dimension is None else mesh.degree("dp")
 
 
-def _flop(kernel: Kernel, sizes: Sizes) -> float:
-    compared = forward_type(kernel.type) in PRODUCTS | CONVOLUTIONS
-    return sum(p.flop for p in products(kernel, sizes)) if compared else 0.0
+def _flop(kernels: Iterable[Kernel], mesh: ProcessMesh) -> float:
+    compared = [kernel for kernel in kernels if forward_type(kernel.type) in PRODUCTS | CONVOLUTIONS]
+    return float(product_flop(compared, mesh).sum())
 
 
 def _repeated(segment: Segment, work: SegmentWork, recompute: str) -> list[Kernel]:

@@ -12,8 +12,8 @@ from typing import Any
 import paddle
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+from paddle_rbt_plugin.completion.distributed_ops import finished, set_placement
 from paddle_rbt_plugin.completion.forms import FORMS
-from paddle_rbt_plugin.completion.oracle import finished, set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.names import CanonicalName

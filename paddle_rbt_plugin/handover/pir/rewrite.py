@@ -12,9 +12,9 @@ import paddle
 from paddle.distributed.auto_parallel.static.process_group import new_process_group
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+from paddle_rbt_plugin.completion.distributed_ops import call_op, finished, made_by, placement_of, producer_of, set_placement
 from paddle_rbt_plugin.completion.forms import sharded_form
 from paddle_rbt_plugin.completion.operands import less_sharded, whole_along, wrongly_summed
-from paddle_rbt_plugin.completion.oracle import call_op, finished, made_by, placement_of, producer_of, set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.graph import TensorKind

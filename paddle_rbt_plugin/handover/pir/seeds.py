@@ -12,7 +12,7 @@ from typing import Any
 
 import paddle
 
-from paddle_rbt_plugin.completion.oracle import call_op, placement_of, producer_of, set_placement
+from paddle_rbt_plugin.completion.distributed_ops import call_op, placement_of, producer_of, set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.graph.pir import plain_attrs
 from paddle_rbt_plugin.graph.random_ops import SEED_OP, SEED_OPERANDS, STREAM_ATTRIBUTES, canonical, draws_whole

@@ -17,7 +17,7 @@ from typing import Any
 
 import paddle
 
-from paddle_rbt_plugin.completion.oracle import placement_of, tensor_attr
+from paddle_rbt_plugin.completion.distributed_ops import placement_of, tensor_attr
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.handover.pir import parameter_attributes
 from paddle_rbt_plugin.handover.pir.zero import state_placement

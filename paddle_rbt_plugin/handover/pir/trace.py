@@ -11,10 +11,12 @@ from typing import Any
 import paddle
 from paddle import nn
 
+from paddle_rbt_plugin.completion.distributed_ops import without_call_stacks
 from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram, error_message
 from paddle_rbt_plugin.graph import Batch, Graph, read_program
 from paddle_rbt_plugin.graph.batch import OPEN, find_batches
 from paddle_rbt_plugin.handover.pir.patches import native_tracing
+from paddle_rbt_plugin.tuner import collection_paused
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class _WithLoss(nn.Layer):
         return self.loss(*outputs, *tensors[self.inputs :])
 
 
+@collection_paused()
 def trace_layer(
     layer: nn.Layer,
     input_spec: Sequence[Any],
@@ -116,7 +119,7 @@ def _trace(layer: nn.Layer, specs: list[Any]) -> tuple[Any, Any]:
     """The program of the forward pass, and its outputs."""
     function = layer.forward
     try:
-        with native_tracing.apply():
+        with native_tracing.apply(), without_call_stacks():
             traced = paddle.jit.to_static(function, full_graph=True, input_spec=[specs]).concrete_program
             return traced.main_program, traced.outputs
     except (Exception, SystemExit) as native_error:  # the model's own Python may raise anything

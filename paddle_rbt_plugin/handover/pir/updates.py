@@ -12,7 +12,7 @@ from typing import Any
 import paddle
 
 from paddle_rbt_plugin.completion import Placement
-from paddle_rbt_plugin.completion.oracle import set_placement
+from paddle_rbt_plugin.completion.distributed_ops import set_placement
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.handover.shared.zero import ELEMENTWISE
 

@@ -21,7 +21,7 @@ import paddle
 from paddle.distributed.fleet.meta_optimizers.common import OpRole
 
 from paddle_rbt_plugin.completion import Placement
-from paddle_rbt_plugin.completion.oracle import placement_of, set_placement, tensor_attr
+from paddle_rbt_plugin.completion.distributed_ops import placement_of, set_placement, tensor_attr
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.handover.shared.zero import ELEMENTWISE, STAGES, shard_dimension
 from paddle_rbt_plugin.patching import Attribute, Setting, paddle_change

@@ -16,7 +16,8 @@ import paddle.distributed as dist
 from paddle.base.framework import OpProtoHolder
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
-from paddle_rbt_plugin.completion.oracle import Operand, Oracle, Question
+from paddle_rbt_plugin.completion.oracle import Oracle
+from paddle_rbt_plugin.completion.question import Operand, Question
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.graph import Op
 from paddle_rbt_plugin.graph.names import CanonicalName, read_as
