@@ -7,7 +7,7 @@ import warnings
 
 try:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "No ccache found")  # of interest to who compiles custom ops, which nobody does here
+        warnings.filterwarnings("ignore", "No ccache found")  # relevant only when compiling custom ops
         import paddle as _paddle  # noqa: F401
 except ModuleNotFoundError as error:
     if error.name != "paddle":

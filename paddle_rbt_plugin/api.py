@@ -1,7 +1,7 @@
-"""What users call: ``rbt.tune``, and the methods of ``Plan`` that explain and execute it.
+"""The public functions: ``rbt.tune``, and the methods of ``Plan`` that explain and execute a plan.
 
-It stands above the planner and hand-over, which do not know each other's roof: ``tune`` traces or reads what it is given and
-hands a graph and a request down; ``bind_methods`` gives ``Plan``, which is plain data, the functions of packages above it.
+The module is above the planner and hand-over. ``tune`` traces or reads its argument, and passes a graph and a request to the
+planner; ``bind_methods`` binds functions of higher packages to ``Plan``, which is plain data.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ METHODS = {
     "check_replicas": check_layer,
     "to_strategy": to_strategy,
 }
-"""The methods that ``Plan`` declares for users, and the functions that they are."""
+"""The methods that ``Plan`` declares, and the functions that implement them."""
 
 
 def bind_methods() -> None:
-    """Puts ``METHODS`` in the place of what ``Plan`` declares; documentation, signature and types stay those declared there."""
+    """Binds ``METHODS`` to ``Plan``, which keeps the documentation, signatures and types that it declares."""
     for name, function in METHODS.items():
         declared = getattr(Plan, name)
 
@@ -63,13 +63,14 @@ def tune(
     """Finds a parallel strategy.
 
     ``program`` is a static Program (the serial forward pass with its loss) or a Layer. A Layer, which may be built under
-    ``LazyGuard``, is traced on ``input_spec``; with ``loss=None`` its forward returns the loss, else ``loss(output,
-    *labels)`` does, with the labels of ``labels_spec``. ``global_batch`` is the number of samples of one optimizer step, by
-    default the batch of the program. ``precision`` is that of training: ``fp32``, the default, ``fp16`` or ``bf16``. Everything
-    else is a field of ``strategy.tuning``: level, cluster, cost_model, search_space, memory_reserve, save_path, load_path,
-    blocked_plugins, time_limit, cache. ``progress`` is called with a ``search.Progress`` as the search goes on.
+    ``LazyGuard``, is traced on ``input_spec``. With ``loss=None`` its forward must return the loss; otherwise the loss is
+    ``loss(output, *labels)``, with the labels of ``labels_spec``. ``global_batch`` is the number of samples of one optimizer
+    step, by default the batch of the program. ``precision`` is the training precision: ``fp32`` (the default), ``fp16`` or
+    ``bf16``. All other arguments are fields of ``strategy.tuning``: level, cluster, cost_model, search_space, memory_reserve,
+    save_path, load_path, blocked_plugins, time_limit, cache. ``progress`` is called with a ``search.Progress`` during the
+    search.
 
-    Raises TunerError for wrong input, ClusterError, UnsupportedProgram, and NoFeasiblePlan where nothing fits.
+    Raises TunerError for wrong input, ClusterError, UnsupportedProgram, and NoFeasiblePlan if nothing fits.
     """
     request = Request(Settings.from_mapping(settings), global_batch, precision, progress=progress)
     with collection_paused():

@@ -1,4 +1,4 @@
-"""The settings of the tuner: what ``strategy.tuning``, the pass and ``rbt.tune`` take, validated in one place."""
+"""The settings of the tuner, as ``strategy.tuning``, the pass and ``rbt.tune`` accept them, validated in one place."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _PATH = Kind("a path", Annotated[Any, _instance(str, os.PathLike, type(None))])
 
 @dataclass(frozen=True)
 class Settings:
-    """How to tune. Raises TunerError, which names the field and what would be right, for a wrong value."""
+    """How to tune. For a wrong value, raises TunerError, which names the field and what would be right."""
 
     level: Annotated[str, one_of(*LEVELS)] = "o1"
     cluster: Any = None
-    """Whatever ``parse_cluster`` takes; None detects the devices of the running job."""
+    """Any description that ``parse_cluster`` accepts; None detects the devices of the running job."""
     cost_model: Annotated[str, Kind("the name of a cost model, such as 'analytic'", _NAME)] = "analytic"
     """The name of a cost model: ``analytic``, ``paddle``, or that of a plugin."""
     search_space: Annotated[
@@ -57,14 +57,14 @@ class Settings:
         tuple[str, ...], Kind("a list of names", Annotated[tuple[_NAME, ...], BeforeValidator(_listed)])
     ] = field(default=())
     time_limit: Annotated[float | None, number("of seconds, at least 0", finite=False, ge=0).or_none()] = None
-    """Seconds after which the search stops with the best plan so far; the plan says that it did."""
+    """Seconds after which the search stops with the best plan so far; a note in the plan says so."""
     verify: Annotated[bool, Kind("True or False", Annotated[bool, Strict()])] = True
     """Whether every process of a job compares its own program with the plan before the first step (``engine.guard``)."""
     cache: Annotated[
         bool | str | None, Kind("a folder, 'on' or 'off'", Annotated[Any, _instance(str, os.PathLike, bool, type(None))])
     ] = None
-    """Where answers of Paddle are kept for later plans: a folder, or ``"off"``; None for what ``PADDLE_RBT_CACHE`` says, by
-    default the user's cache folder (``completion.cache``)."""
+    """Where answers of Paddle are cached for later plans: a folder, or ``"off"``; None for the value of ``PADDLE_RBT_CACHE``,
+    by default the user's cache folder (``completion.cache``)."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -1,21 +1,21 @@
-"""The errors a user can meet. Every message says what is wrong, where, and which values would be right."""
+"""The errors that users can encounter. Every message says what is wrong, where, and which values would be right."""
 
 
 def describe_error(error: BaseException) -> str:
-    """An exception of somebody else's code: its type and its message."""
+    """An exception of third-party code: its type and its message."""
     return f"{type(error).__name__}: {error_message(error)}".rstrip(": ")
 
 
 def error_message(error: BaseException) -> str:
-    """The message of an exception of somebody else's code, where it can be had."""
+    """The message of an exception of third-party code, if it can be read."""
     try:
         return str(error)
-    except (Exception, SystemExit):  # the exception's own code may be what is broken
+    except (Exception, SystemExit):  # the code of the exception itself may be broken
         return "its message cannot be read"
 
 
 class TunerError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base class of all errors that this package raises deliberately."""
 
 
 class ClusterError(TunerError):
@@ -27,11 +27,11 @@ class PatternError(TunerError):
 
 
 class CostModelError(TunerError):
-    """A cost model that cannot be used, raises, or answers nonsense; names the package it came from."""
+    """A cost model that cannot be used, raises, or returns nonsense; names the package that it comes from."""
 
 
 class ModelError(TunerError):
-    """A model name or reference that leads nowhere."""
+    """A model name or reference that cannot be resolved."""
 
 
 class PlanError(TunerError):
@@ -39,7 +39,7 @@ class PlanError(TunerError):
 
 
 class HandoverError(TunerError):
-    """The program or the model of this process is not what the plan says."""
+    """The program or the model of this process does not match the plan."""
 
 
 class UnsupportedProgram(TunerError):
@@ -47,7 +47,7 @@ class UnsupportedProgram(TunerError):
 
 
 class TuningFinished(TunerError):
-    """The job was started only to be tuned (PADDLE_AUTO_PARALLEL_STAGE=tuner) and has been; ``plan`` is the result."""
+    """Tuning has finished in a job that was started only for it (PADDLE_AUTO_PARALLEL_STAGE=tuner); ``plan`` is the result."""
 
     def __init__(self, message: str, plan: object):
         super().__init__(message)
@@ -55,8 +55,8 @@ class TuningFinished(TunerError):
 
 
 class NoFeasiblePlan(TunerError):
-    """No candidate fits; names the binding resource, the nearest candidate and by how much it misses."""
+    """No candidate fits; the message names the binding resource, the nearest candidate and by how much it misses."""
 
 
 class TunerWarning(UserWarning):
-    """Something the user should know although tuning goes on."""
+    """Something that the user should know although tuning continues."""

@@ -1,7 +1,6 @@
-"""The form of files that people may have edited: plans, results and cases of the benchmark suite, by their JSON schemas.
+"""Validates files that people may have edited (plans, results and cases of the benchmark suite) against their JSON schemas.
 
-Stricter than JSON Schema about numbers: a whole number is an ``int`` of 64 bits, and any number is finite, so that whoever
-reads the file can compute with it.
+Numbers are checked more strictly than JSON Schema does: integers must fit 64 bits, and all numbers must be finite.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import jsonschema
 
 
 def problem(package: str, schema: str, data: Any) -> str:
-    """``where: what`` of the first thing in ``data`` that breaks a schema of a package; empty where there is none."""
+    """``where: what`` for the first violation of a package's schema in ``data``; empty if there is none."""
     for error in _validator(package, schema).iter_errors(data):
         where = "/".join(map(str, error.absolute_path)) or "the whole file"
         beyond = error.validator == "type" and _is_number(error.instance) and not _is_finite(error.instance)
@@ -25,7 +24,7 @@ def problem(package: str, schema: str, data: Any) -> str:
 
 
 def unprintable(value: Any, where: str = "") -> str:
-    """Where ``value`` holds text that cannot be printed as it is (control characters, halves of characters); else empty."""
+    """Where ``value`` contains text that cannot be printed as it is (control characters, lone surrogates); empty if nowhere."""
     if isinstance(value, dict):
         found = (unprintable(key, where) or unprintable(item, f"{where}/{key}") for key, item in value.items())
         return next(filter(None, found), "")
@@ -37,7 +36,7 @@ def unprintable(value: Any, where: str = "") -> str:
 
 
 def no_constant(name: str) -> None:
-    """For ``json.loads(parse_constant=...)``: NaN and Infinity, which Python reads, are no JSON."""
+    """For ``json.loads(parse_constant=...)``: rejects NaN and Infinity, which Python accepts but JSON does not."""
     raise ValueError(f"{name} is no number of JSON")
 
 

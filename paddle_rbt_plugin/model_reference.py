@@ -1,4 +1,4 @@
-"""What MODEL on the command line stands for: from a name, a file or a function to a graph."""
+"""Resolves MODEL on the command line: from a name, a file or a function to a graph."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RESULT = (
 
 
 def model_config(reference: str, seq: int | None = None) -> Config | None:
-    """The config that MODEL names; None for something else. Raises ModelError for a ``seq`` that has no config to change."""
+    """The config that MODEL names; None if it names something else. Raises ModelError for ``seq`` without a config."""
     if reference in config_names() or reference.endswith((".yaml", ".yml")):
         config = named_config(reference) if reference in config_names() else load_config(reference)
         return dataclasses.replace(config, seq=seq) if seq is not None else config
@@ -44,13 +44,14 @@ def model_graph(reference: str, batch: int, seq: int | None = None) -> Graph:
     """The forward graph of MODEL with its loss, traced on ``batch`` samples; nothing is allocated.
 
     ``seq`` replaces the sequence length of a config. A saved program keeps the batch that it was traced on. Raises ModelError
-    for a reference that leads nowhere, with the nearest that would."""
+    for a reference that cannot be resolved, and suggests the nearest ones."""
     config = model_config(reference, seq)
     return config_graph(config, batch) if config is not None else _trace(reference, batch).graph
 
 
 def model_trace(reference: str, batch: int, seq: int | None = None) -> Trace:
-    """As ``model_graph``, with the program itself: a config is traced in its whole depth, which costs seconds per layer."""
+    """Like ``model_graph``, but with the program itself: a config is traced with all of its layers, which takes seconds per
+    layer."""
     config = model_config(reference, seq)
     if config is None:
         return _trace(reference, batch)
@@ -96,7 +97,7 @@ def _function_trace(reference: str, batch: int) -> Trace:
 
 
 def _call(function: Callable[[], Any]) -> Any:
-    """What the function returns, built lazily; dynamic mode afterwards, whatever the function switched on."""
+    """The result of the function, built lazily. Dynamic mode is restored afterwards, whichever mode the function enabled."""
     try:
         with paddle.LazyGuard():
             return function()

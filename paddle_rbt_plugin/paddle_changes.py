@@ -1,8 +1,8 @@
-"""All changes that this package makes to Paddle at run time; what a change is stands in ``patching``.
+"""All changes that this package makes to Paddle at run time; ``patching`` defines what a change is.
 
-Importing the package makes those of ``INSTALLED_AT_IMPORT``. ``plan.shard_layer`` makes those of dygraph, the first plan of a
-job on CPUs those of gloo, and the pass ``rule_based_tuner``, where it is applied alone, what lets Paddle's own passes go on
-with its program. All others are scopes.
+Importing the package installs those of ``INSTALLED_AT_IMPORT``. ``plan.shard_layer`` installs those of dygraph, the first plan
+of a job on CPUs those of gloo, and the pass ``rule_based_tuner``, if applied alone, those that let Paddle's own passes continue
+with its program. All others apply within scopes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Changes to Paddle at run time, as objects: what each changes, why, and for which versions.
 
-A change is a function that yields settings, decorated with ``paddle_change``; its docstring says what it does and, behind
+A change is a function that yields settings, decorated with ``paddle_change``; its docstring says what it does and, after
 ``Reason:``, why. All of them are listed in ``paddle_changes``. No other module sets attributes of Paddle's modules and classes,
 nor Paddle's flags (``tests/test_house.py``), and each change is shown to be needed (``tests/test_paddle_changes.py``).
 
-``apply`` is a scope; ``install`` stays, for what no scope can cover, which the change has to say (``permanent``).
+``apply`` is a scope. ``install`` is permanent, for changes that no scope can cover; such a change states the reason
+(``permanent``).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 ENGINES_OF_SCRIPTS = "scripts call the methods of engines that they have created with Paddle"
-"""Why the hooks into ``auto.Engine`` and ``dist.to_static`` stay: nothing of this package is called before."""
+"""Why the hooks into ``auto.Engine`` and ``dist.to_static`` are permanent: no code of this package runs before these calls."""
 SHARDED_MODELS = "the script decides when a sharded model runs, and when its gradients and updates are computed"
-"""Why what dygraph needs stays, from the first ``plan.shard_layer`` on."""
+"""Why the changes for dygraph are permanent, from the first ``plan.shard_layer`` on."""
 _ABSENT = object()
 _DEVELOP, _NEWEST = Version("0.0.0"), Version("3.3.1")
 
@@ -31,7 +32,7 @@ class Setting(Protocol):
     """One thing that a change sets."""
 
     def set(self) -> Callable[[], None]:
-        """Sets it, and returns what puts back what was there."""
+        """Makes the setting, and returns a function that restores the previous state."""
         ...
 
     def current(self) -> Setting:
@@ -115,7 +116,7 @@ def installed_version() -> Version:
 
 
 class PaddleChange:
-    """A change to Paddle. One without arguments is made once, however often its scopes nest."""
+    """A change to Paddle. A change without arguments is made only once, however deeply its scopes nest."""
 
     def __init__(
         self, settings: Callable[..., Iterable[Setting]], versions: str, lacking: Callable[[], bool], permanent: str | None
@@ -125,7 +126,7 @@ class PaddleChange:
         self.reason = " ".join((settings.__doc__ or "").partition("Reason:")[2].split())
         self.versions = SpecifierSet(versions, prereleases=True)
         self.permanent = permanent
-        """Why no scope would do; None where one does."""
+        """Why a scope is not enough; None if it is."""
         self._settings, self._lacking = settings, lacking
         self.takes_arguments = bool(inspect.signature(settings).parameters)
         self._made: list[Setting] = []
@@ -137,16 +138,16 @@ class PaddleChange:
 
     @property
     def is_made(self) -> bool:
-        """Whether Paddle is changed at this moment."""
+        """Whether the change is in effect."""
         return bool(self._made)
 
     def is_needed(self) -> bool:
-        """Whether the change is for the installed Paddle, and this process, with its devices, lacks what it gives."""
+        """Whether the installed Paddle, in this process and on its devices, needs the change."""
         return installed_version() in self.versions and self._lacking()
 
     @contextmanager
     def apply(self, *args: Any) -> Iterator[None]:
-        """Makes the change inside the scope, if it is needed and not made yet; ``args`` are those of its function."""
+        """Makes the change within the scope, if it is needed and not made yet; ``args`` are passed to its function."""
         if not self._is_to_be_made():
             yield
             return
@@ -168,7 +169,7 @@ class PaddleChange:
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """Paddle as it is without the change, which is not made inside; what was made is there again afterwards."""
+        """Paddle without the change: within the scope it is undone and not made again; afterwards it is restored."""
         before, self._left_out = self._left_out, True
         made = [setting.current() for setting in self._made]
         for put_back in reversed(self._undo):
@@ -191,8 +192,8 @@ class PaddleChange:
 def paddle_change(
     versions: str = ">=3.0,<3.4", *, lacking: Callable[[], bool] = lambda: True, permanent: str | None = None
 ) -> Callable[[Callable[..., Iterable[Setting]]], PaddleChange]:
-    """Makes a change of a function that yields its settings. ``versions`` are those of Paddle that it is for, ``lacking`` says
-    whether this process needs it, and ``permanent`` why it is installed and not a scope."""
+    """Turns a function that yields settings into a change. ``versions`` are the versions of Paddle that it is for, ``lacking``
+    tells whether this process needs it, and ``permanent`` says why it is installed instead of applied within a scope."""
     return lambda settings: PaddleChange(settings, versions, lacking, permanent)
 
 

@@ -1,7 +1,7 @@
-"""What a plan is asked for: made and checked once, where a user comes in, and passed down unchanged.
+"""The inputs of planning: created and checked once, at each entry point, and passed down unchanged.
 
-Every way into the package makes a ``Request``: ``rbt.tune``, the registered pass, the command line, the benchmark suite. The
-planner (``tuner``) turns a graph and a request into a plan and validates nothing else.
+Every entry point creates a ``Request``: ``rbt.tune``, the registered pass, the command line, the benchmark suite. The planner
+(``tuner``) turns a graph and a request into a plan and validates nothing else.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from paddle_rbt_plugin.validation import check_fields, one_of, whole
 TRAINING_PRECISIONS = ("fp32", "fp16", "bf16")
 
 MAX_GLOBAL_BATCH = 2**24
-"""Samples of one step: thousands of times what anybody trains with, and few enough to factorise."""
+"""Samples per step: thousands of times what anybody trains with, yet few enough to factorise."""
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """Values that something other than the search space fixes, and what that is."""
+    """Values fixed by something other than the search space, and what that is."""
 
     reason: str
     values: Mapping[str, tuple]
@@ -35,26 +35,26 @@ class Constraint:
 
 @dataclass(frozen=True)
 class Request:
-    """Everything about a plan but the graph. Raises TunerError, or ClusterError, for a wrong value when it is made."""
+    """All inputs of planning except the graph. Raises TunerError or ClusterError for a wrong value on creation."""
 
     settings: Settings
-    """Its cluster is replaced by the one parsed, or by the devices of the running job where it names none."""
+    """Its cluster is replaced by the parsed cluster, or by the devices of the running job if it names none."""
     global_batch: Annotated[int | None, whole(1, MAX_GLOBAL_BATCH).or_none()] = None
     """Samples of one optimizer step; None for the batch of the program."""
     precision: Annotated[str | None, one_of(*TRAINING_PRECISIONS).or_none()] = None
     """None for ``fp32``."""
     constraints: tuple[Constraint, ...] = ()
-    """They narrow the search space, each with its reason."""
+    """Constraints that narrow the search space, each with its reason."""
     progress: Watcher | None = None
-    """Called with a ``search.Progress`` as the search goes on."""
+    """Called with a ``search.Progress`` during the search."""
     rewrite: bool = True
-    """Whether ops that Paddle shards badly take another form, as in programs that are handed over to PIR."""
+    """Whether ops that Paddle shards badly are rewritten, as in programs that are handed over to PIR."""
     assumed: tuple[str, ...] = ()
-    """Flags of ``Training`` that hold although the program does not show them."""
+    """Flags of ``Training`` to assume although the program does not show them."""
     patterns: tuple[CompiledPattern, ...] = ()
     """Used beside the installed ones."""
     space: SearchSpace = field(init=False)
-    """What the settings allow; ``constraints`` are not in it yet."""
+    """The space that the settings allow, before ``constraints`` are applied."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -67,9 +67,9 @@ class Request:
         return cast(Cluster, self.settings.cluster)
 
     def training(self, batch: int) -> Training:
-        """How a program that was written for ``batch`` samples is trained.
+        """How a program written for ``batch`` samples is trained.
 
-        Raises TunerError for a global batch that is no multiple of it."""
+        Raises TunerError if the global batch is not a multiple of ``batch``."""
         if self.global_batch is not None and self.global_batch % batch:
             raise TunerError(f"global_batch {self.global_batch} is no multiple of the batch of the program, {batch}")
         flags: dict[str, Any] = dict.fromkeys(self.assumed, True)
@@ -77,7 +77,7 @@ class Request:
 
 
 def best_precision(cluster: Cluster) -> str:
-    """The half precision that all devices have and gain by, bf16 before fp16; else fp32."""
+    """The half precision that all devices support and that is faster on them, preferring bf16 to fp16; else fp32."""
     for precision in ("bf16", "fp16"):
         devices = [group.device for group in cluster.groups]
         if all(precision in d.precisions and d.flops(precision) > d.flops("fp32") for d in devices):

@@ -1,4 +1,4 @@
-"""How quantities and candidates are written, in messages, tables and explanations alike."""
+"""Formats quantities and candidates for messages, tables and explanations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """``1 step``, ``2 steps``; ``plural`` where it is not the noun with an s."""
+    """``1 step``, ``2 steps``; give ``plural`` if it is irregular."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
@@ -33,7 +33,7 @@ def spell_degrees(degrees: Mapping[str, int]) -> str:
 
 
 def spell_candidate(candidate: Mapping[str, Any]) -> str:
-    """``pp 1 x dp 4 x mp 2, micro batch 4, full recomputation``: degrees, and what is not as usual."""
+    """``pp 1 x dp 4 x mp 2, micro batch 4, full recomputation``: the degrees, and everything that is not the default."""
     parts = [spell_degrees(candidate)]
     if candidate.get("ep", 1) > 1:
         parts.append(f"ep {candidate['ep']}")

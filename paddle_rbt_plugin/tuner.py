@@ -1,9 +1,9 @@
-"""The whole way from a program to a plan.
+"""The complete path from a program to a plan.
 
     program -> graph -> pattern matches and layers -> candidates -> completion -> cost -> plan
 
-Each step is one call below; the modules they come from bear their names. What is asked for is a ``Request``; how a Layer or a
-file becomes a graph, and what is done with the plan, is for those who call.
+Each step is one call below, to a module of the same name. The inputs are a graph and a ``Request``; callers turn a Layer or a
+file into a graph, and execute the plan.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from paddle_rbt_plugin.search import Analysis, Search, analyse, run_level
 
 def tune_graph(graph: Graph, request: Request) -> Plan:
     """Plans a graph. Raises TunerError for a program that does not fit the request, CostModelError for a cost model that cannot
-    be used, PlanError for a plan that cannot be loaded, and NoFeasiblePlan where nothing fits."""
+    be used, PlanError for a plan that cannot be loaded, and NoFeasiblePlan if nothing fits."""
     with collection_paused():
         return _loaded(graph, request) if request.settings.load_path is not None else _searched(graph, request)
 
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Tracing and planning make no cyclic garbage to speak of, and a collection walks all objects of the process, which with
+    """Tracing and planning create hardly any cyclic garbage, while a collection visits all objects of the process, which with
     Paddle imported can take as long as planning a small model."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -77,9 +77,9 @@ def _searched(graph: Graph, request: Request) -> Plan:
 
 
 def _loaded(graph: Graph, request: Request) -> Plan:
-    """The saved plan that the settings name. Raises PlanError for one of another program, cluster or global batch, and for one
-    that the search space rules out; warns of a precision that it was not made for, and, also in the plan, of what the job's
-    strategy does otherwise."""
+    """The saved plan that the settings name. Raises PlanError for a plan of another program, cluster or global batch, and for
+    one that the search space rules out. Warns if the plan was made for another precision or if the job's strategy does not
+    follow it; the latter is also noted in the plan."""
     path, precision, global_batch = str(request.settings.load_path), request.precision, request.global_batch
     plan = Plan.load(path)
     if global_batch not in (None, plan.global_batch):

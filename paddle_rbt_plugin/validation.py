@@ -1,7 +1,7 @@
-"""Checks values that users write, in one way everywhere: pydantic tells whether a value is of a kind, and the message says
-where it stands and what would be right: ``PLACE NAME must be WORDS, not VALUE``.
+"""Checks user input in one way everywhere: pydantic checks a value against a kind, and the message says where the value is and
+what would be right: ``PLACE NAME must be WORDS, not VALUE``.
 
-A dataclass states the ``Kind`` of each of its fields in the annotation, such as ``Annotated[int, whole(1, 1024)]``.
+A dataclass gives the ``Kind`` of each field in its annotation, such as ``Annotated[int, whole(1, 1024)]``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 80
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """What a value can be: in words that follow "must be", and as a type that pydantic checks."""
+    """The legal values: in words that follow "must be", and as a type that pydantic checks."""
 
     words: str
     type: Any
@@ -44,7 +44,7 @@ def one_of(*options: str) -> Kind:
 
 
 def whole(least: int = 1, most: int | None = None) -> Kind:
-    """The kind of a whole number in a range, which True is not."""
+    """The kind of a whole number in a range; booleans are rejected."""
     words = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
     return Kind(words, Annotated[int, Field(strict=True, ge=least, le=most)])
 
@@ -62,7 +62,7 @@ def kinds_of(owner: type) -> Mapping[str, Kind]:
 
 
 def check(kind: Kind, name: str, value: Any, error: type[TunerError] = TunerError, place: str = "") -> Any:
-    """``value`` as one of ``kind``; raises ``error`` where it is none."""
+    """``value`` converted to ``kind``; raises ``error`` if that is not possible."""
     try:
         return kind.adapter.validate_python(value)
     except ValidationError:
@@ -89,13 +89,13 @@ def check_known(
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """``did you mean ...?`` with the names that are closest to ``word``, or all known ones where none is."""
+    """``did you mean ...?`` with the names closest to ``word``, or all known names if none is close."""
     close = _closest(word, known)
     return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
 
 
 def suggest(word: str, known: Collection[str]) -> str:
-    """As ``nearest``, always with all known names."""
+    """Like ``nearest``, but always with all known names."""
     close = _closest(word, known)
     return f"{nearest(word, known)} known: {', '.join(known)}" if close else nearest(word, known)
 
@@ -110,7 +110,7 @@ def _closest(word: str, known: Collection[str]) -> list[str]:
 
 
 def shown(value: Any) -> str:
-    """The value as a message shows it: short, even where a file's aliases make it large."""
+    """The value for a message: abbreviated, even if a file's aliases make it large."""
     return "nothing" if value is None else _SHORT.repr(value)
 
 

@@ -15,7 +15,7 @@ from paddle.static import InputSpec
 
 import paddle_rbt_plugin as rbt
 from paddle_rbt_plugin.completion import operands
-from paddle_rbt_plugin.handover.pir import patches, structure
+from paddle_rbt_plugin.handover.pir import partitioning, patches
 from paddle_rbt_plugin.handover.pir.replay import annotate
 from paddle_rbt_plugin.handover.pir.trace import Trace, trace_layer
 from paddle_rbt_plugin.handover.pir.verification import verify
@@ -94,12 +94,12 @@ def test_states_of_parameters_that_nothing_reads_are_dropped() -> None:
             return self.used(x).square().mean()
 
     trace = trace_layer(Idle(), [InputSpec([BATCH, WIDTH], "float32", "x")])
-    with structure.as_rank(0):
+    with partitioning.as_rank(0):
         plan = rbt.tune(trace.program, cluster="1x2:CPU", search_space={"dp": 2})
         copy = trace.program.clone()
         placements = {name: t.placement for name, t in plan.leaves(trace.graph).items()}
         annotate(copy, plan.stages[0].process_mesh, placements)
-        program = structure.partition(copy).program
+        program = partitioning.partition(copy).program
     states = [op for op in program.global_block().ops if op.name() == "pd_op.data"]
     assert all(op.result(0).is_dist() for op in states)
 

@@ -139,7 +139,7 @@ class TestShardLayer:
         [
             (replace(SMALL_GPT, layers=1), "lacks gpt.layers.1"),
             (replace(SMALL_GPT, layers=3), "does not place gpt.layers.2"),
-            (replace(SMALL_GPT, ffn=128), r"has the shape \[32, 128\], there \[32, 64\]"),
+            (replace(SMALL_GPT, ffn=128), r"has the shape \[32, 128\], but \[32, 64\] in the plan"),
         ],
     )
     def test_another_model(self, config, message: str) -> None:

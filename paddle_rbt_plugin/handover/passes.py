@@ -2,7 +2,7 @@
 
     new_pass("rule_based_tuner", {"cluster": "1x8:A100-80G"}).apply([main], [startup], context)
 
-Its attributes are the fields of ``strategy.tuning``, and ``global_batch``, ``precision`` and ``loss``. The plan is left in
+Its attributes are the fields of ``strategy.tuning``, and ``global_batch``, ``precision`` and ``loss``. The plan is stored in
 the context under the key ``plan``.
 """
 
@@ -65,7 +65,9 @@ class RuleBasedTunerPass(PassBase):
         graph = legacy.graph if legacy is not None else read_program(main_program, loss)
         if constraints is None:
             steps = (request.global_batch or 0) // graph.batch.size
-            asked = set(settings.search_space or {})  # whoever asks for these of this pass alone runs their passes, too
+            asked = set(
+                settings.search_space or {}
+            )  # a script that asks this pass alone for these also runs Paddle's passes for them
             recompute = None if "recompute" in asked and legacy is None else "none"
             constraints = as_the_program_runs(max(steps, 1), recompute, legacy=legacy is not None, pipeline="pp" in asked)
         request = replace(request, constraints=tuple(constraints))
@@ -97,7 +99,7 @@ class RuleBasedTunerPass(PassBase):
 
 
 def apply_plan(program: Any, plan: Plan, placements: dict[str, Placement], blocked: Sequence[str] = ()) -> None:
-    """Annotates a program in place; plugins that are ``blocked`` name no custom op.
+    """Annotates a program in place; ``blocked`` plugins do not name custom ops.
 
     Raises TunerError for a plan that PIR cannot execute this way."""
     meshes = list(dict.fromkeys(stage.process_mesh for stage in plan.stages))
@@ -116,14 +118,14 @@ def apply_plan(program: Any, plan: Plan, placements: dict[str, Placement], block
 
 
 def forms_of_job(plan: Plan) -> Collection[str]:
-    """The ops that take another form: as planned, but for kernels that a job on CPUs lacks."""
+    """The ops that take another form: as planned, except for kernels that a job on CPUs lacks."""
     on_cpus = paddle.distributed.get_world_size() > 1 and not paddle.is_compiled_with_cuda()
     return CPU_FORMS if on_cpus else forms_on(Cluster.from_dict(plan.cluster))
 
 
 def placements_for(graph: Graph, plan: Plan, replicated: bool = False) -> dict[str, Placement]:
-    """Placements for another program of the same model, that of evaluation or prediction: parameters as planned, data by
-    the batch, or, where the batch cannot be divided, ``replicated``.
+    """Placements for another program of the same model, for evaluation or prediction: parameters as planned, data sharded by
+    the batch, or ``replicated`` if the batch cannot be divided.
 
     Raises TunerError for a parameter that the plan does not know."""
     mesh = plan.stages[0].process_mesh

@@ -1,4 +1,4 @@
-"""What a plan says must fit together: degrees, batch, schedule, stages and tensors."""
+"""Checks that the parts of a plan fit together: degrees, batch, schedule, stages and tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paddle_rbt_plugin.spelling import counted
 
 
 class Stated(Protocol):
-    """What a plan states that must fit together: fields of ``Plan``, which is checked as it is read."""
+    """The fields of ``Plan`` that must fit together; a plan is checked when it is read."""
 
     @property
     def degrees(self) -> Mapping[str, int]: ...
@@ -39,7 +39,7 @@ class Stated(Protocol):
 
 
 def contradictions(plan: Stated, cluster: Cluster) -> Iterator[str]:
-    """Every contradiction, the fields first; ``cluster`` is that of the plan."""
+    """Every contradiction, those of single fields first; ``cluster`` is the cluster of the plan."""
     yield from _settings(plan)
     for i, stage in enumerate(plan.stages):
         size = prod(stage.mesh)

@@ -1,6 +1,6 @@
-"""Why a plan is what it is: as plain data (``reasons``, ``tensor_reasons``) and as text made from that data.
+"""Explains a plan: as plain data (``reasons``, ``tensor_reasons``) and as text made from that data.
 
-Everything is read from the plan, so a plan that was loaded from a file explains itself as well as one just made.
+Everything is read from the plan, so a plan loaded from a file can be explained like a new one.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ REJECTED = "Rejected: ways to use the devices (pp x dp x mp), or candidates of t
 """What is counted under this title."""
 _RUNNER_UPS = 5
 _ROUNDING = 1e-9
-"""Relative to a step: what sums of floats leave over of nothing."""
+"""Relative to a step: rounding errors of sums that should be zero."""
 _KINDS = {"param": "parameter", "data": "input", "var": "intermediate tensor"}
 
 
 @dataclass(frozen=True)
 class RejectedGroup:
-    """Ways to use the devices (pp, dp, mp) rejected for the same reason, figures aside, or their candidates that are."""
+    """Ways to use the devices (pp, dp, mp), or candidates of them, rejected for the same reason apart from its figures."""
 
     kind: str
     """The kind of the reason, see ``search.rejections``."""
@@ -50,7 +50,7 @@ class RejectedGroup:
     count: int
     """How many ways."""
     candidates: int
-    """How many of their candidates it holds for; 0 where it rules out the ways as a whole."""
+    """How many of their candidates are rejected; 0 if the ways are ruled out as a whole."""
 
     @property
     def how_many(self) -> str:
@@ -60,7 +60,7 @@ class RejectedGroup:
 
 
 def reasons(plan: Plan) -> dict[str, Any]:
-    """The decision and all that speaks for it, as plain JSON values; times in seconds, sizes in bytes."""
+    """The decision and all reasons for it, as plain JSON values; times in seconds, sizes in bytes."""
     return {
         "cluster": str(Cluster.from_dict(plan.cluster)),
         "candidate": decision(plan),
@@ -81,7 +81,7 @@ def reasons(plan: Plan) -> dict[str, Any]:
 
 
 def remarks(plan: Plan) -> list[str]:
-    """What a reader may wonder about: why no faster candidate was chosen, and what a higher level would try."""
+    """Answers to likely questions: why no faster candidate was chosen, and what a higher level would try."""
     step, lines = plan.estimate.step_time_s, []
     faster = [c["step_time_s"] for c in plan.candidates if c["step_time_s"] < step]
     if faster:
@@ -93,8 +93,8 @@ def remarks(plan: Plan) -> list[str]:
 
 
 def group_unmatched(unmatched: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What ``plan.unmatched`` says, weights of one shape whose names differ in numbers together:
-    ``24 x layers.0.up.weight to layers.23.up.weight [64, 256], read by matmul``."""
+    """The entries of ``plan.unmatched``; weights of the same shape whose names differ only in numbers are combined: ``24 x
+    layers.0.up.weight to layers.23.up.weight [64, 256], read by matmul``."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for weight in unmatched:
         readers = ", ".join(op.rpartition("_")[0] for op in weight.get("readers", ())) or "nothing"
@@ -109,10 +109,10 @@ def group_unmatched(unmatched: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def tensor_reasons(plan: Plan, name: str) -> dict[str, Any]:
-    """Where a tensor lies and what decided it, as plain JSON values.
+    """The placement of a tensor and what decided it, as plain JSON values.
 
-    ``name`` is a tensor's name or a parameter's path in ``named_parameters()``. Raises PlanError, with the nearest names, for
-    one that the plan does not place."""
+    ``name`` is a tensor's name or a parameter's path in ``named_parameters()``. Raises PlanError, with the nearest names, for a
+    tensor that the plan does not place."""
     key, tensor = _find(plan, name)
     stage = plan.stages[tensor.stage]
     version = plan.patterns.get(tensor.pattern or "", {}).get("version")
@@ -135,17 +135,17 @@ def tensor_reasons(plan: Plan, name: str) -> dict[str, Any]:
 
 
 def explain(plan: Plan, tensor: str | None = None) -> str:
-    """The text of ``explain_plan``, or of ``explain_tensor`` for the tensor named."""
+    """The text of ``explain_plan``, or of ``explain_tensor`` for the given tensor."""
     return explain_plan(plan) if tensor is None else explain_tensor(plan, tensor)
 
 
 def explain_plan(plan: Plan) -> str:
-    """The decision and why, in lines of at most 80 columns where names allow it."""
+    """The decision and the reasons, in lines of at most 80 columns unless names are longer."""
     return "\n\n".join(_sections(plan, reasons(plan))) + "\n"
 
 
 def explain_tensor(plan: Plan, name: str) -> str:
-    """All about one tensor; see ``tensor_reasons``."""
+    """The explanation of one tensor; see ``tensor_reasons``."""
     t = tensor_reasons(plan, name)
     title = t["name"] + (f" ({t['structured_name']})" if t["structured_name"] else "")
     first, last = t["layers"]
@@ -181,9 +181,8 @@ def decision(plan: Plan) -> dict[str, Any]:
 
 
 def runner_ups(plan: Plan, count: int = _RUNNER_UPS) -> list[dict[str, Any]]:
-    """The best candidate of every other way to use the devices, nearest first, with what it loses by.
-
-    ``slower_s`` is in seconds, ``more_memory_bytes`` may be negative: time decides first."""
+    """The best candidate of every other way to use the devices, nearest first, with how much worse it is. ``slower_s`` is in
+    seconds; ``more_memory_bytes`` may be negative, since time decides first."""
     best: dict[tuple[int, ...], dict[str, Any]] = {}
     for candidate in plan.candidates:
         degrees = _degrees(candidate)
@@ -197,7 +196,7 @@ def runner_ups(plan: Plan, count: int = _RUNNER_UPS) -> list[dict[str, Any]]:
 
 
 def group_rejected(rejected: Iterable[Mapping[str, Any]]) -> list[RejectedGroup]:
-    """What is rejected by reason, the most frequent reason first."""
+    """Rejections grouped by reason, the most frequent reason first."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for entry in rejected:
         groups.setdefault(alike(entry), []).append(entry)
@@ -210,7 +209,7 @@ def group_rejected(rejected: Iterable[Mapping[str, Any]]) -> list[RejectedGroup]
 
 
 def _degrees(candidate: Mapping[str, Any]) -> tuple[int, ...]:
-    """How it uses the devices; plans saved before there was ``ep`` lack it."""
+    """How a candidate uses the devices; old saved plans lack ``ep``."""
     return tuple(candidate.get(axis, 1) for axis in ("pp", "dp", "mp", "ep"))
 
 
@@ -273,7 +272,7 @@ def _sections(plan: Plan, data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _predicted_by(cost_model: Mapping[str, str]) -> str:
-    """Who predicts, where it is not the model that everybody expects."""
+    """The cost model, if it is not the default one."""
     if cost_model.get("name", Settings.cost_model) == Settings.cost_model:
         return ""
     return f"; predicted by cost model {cost_model['name']} of {_source(cost_model)}"
@@ -297,7 +296,7 @@ def _rejected(group: Mapping[str, Any]) -> str:
 
 
 def _wrap(text: str, first: str = "") -> str:
-    """The text within the width; lines after the first are indented as far as ``first`` is long."""
+    """The text wrapped to the width; lines after the first are indented by the length of ``first``."""
     rest = " " * len(first)
     return textwrap.fill(
         text, WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False

@@ -1,4 +1,4 @@
-"""Writes files as a whole or not at all, and says beforehand whether they can be written."""
+"""Writes files completely or not at all, and checks in advance whether they can be written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paddle_rbt_plugin.errors import TunerError
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raises TunerError, with the reason, where no file can be written; leaves nothing behind."""
+    """Raises TunerError, with the reason, if the file cannot be written; leaves nothing behind."""
     target = Path(path)
     try:
         if not str(path):
@@ -28,7 +28,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def save_file(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Writes a file as ``write_whole`` does. Raises TunerError."""
+    """Like ``write_whole``, but raises TunerError."""
     try:
         write_whole(path, content)
     except OSError as error:
@@ -36,8 +36,8 @@ def save_file(path: str | os.PathLike[str], content: str | bytes) -> None:
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Puts a file in place once all of it is written, so that whatever interrupts it leaves what was there before, and nothing
-    else; what is no regular file, as /dev/stdout, is written to. Raises OSError."""
+    """Moves a file into place once it is written completely, so that an interruption leaves the previous file and nothing else.
+    A path that is not a regular file, such as /dev/stdout, is written to directly. Raises OSError."""
     data = content.encode() if isinstance(content, str) else content
     if _is_special(Path(path)):
         Path(path).write_bytes(data)
@@ -59,10 +59,10 @@ def _unwritable(path: str | os.PathLike[str], error: OSError) -> TunerError:
 
 
 def _is_special(target: Path) -> bool:
-    """Whether it is there and no regular file: a device or a pipe, which must not be replaced by one."""
+    """Whether the path exists but is not a regular file: a device or a pipe, which must not be replaced."""
     return target.exists() and not target.is_file()
 
 
 def _real(target: Path) -> Path:
-    """The file that a link leads to, so that the link stays one."""
+    """The target of a symbolic link, so that the link is kept."""
     return Path(os.path.realpath(target))

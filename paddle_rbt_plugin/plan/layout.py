@@ -1,4 +1,4 @@
-"""Which layers, devices and links the pipeline stages of a plan have, as plain data and in words."""
+"""The layers, devices and links of a plan's pipeline stages, as plain data and in words."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _HINTS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class LayerRun:
-    """Layers, first and last, that a pipeline stage runs one after the other in the same way."""
+    """Consecutive layers, first and last, that a pipeline stage runs in the same way."""
 
     layers: tuple[int, int]
     mesh: dict[str, int]
     recompute: str | None
-    """Where it is not the plan's for all layers."""
+    """Set if it differs from the plan's."""
 
     @property
     def count(self) -> int:
@@ -42,7 +42,7 @@ class LayerRun:
 
 @dataclass(frozen=True)
 class PipelineStage:
-    """What a pipeline stage runs, and where."""
+    """The layers and the devices of a pipeline stage."""
 
     number: int
     runs: tuple[LayerRun, ...]
@@ -57,7 +57,7 @@ class PipelineStage:
 
 def pipeline_stages(plan: Plan) -> list[PipelineStage]:
     """The stages of the pipeline in order. ``plan.stages`` has an entry for each chunk and strategy of a stage; here they are
-    together."""
+    combined."""
     cluster = Cluster.from_dict(plan.cluster)
     entries: dict[frozenset[int], list[Stage]] = {}
     for entry in plan.stages:
@@ -74,8 +74,8 @@ def pipeline_stages(plan: Plan) -> list[PipelineStage]:
 
 
 def spell_stages(plan: Plan) -> dict[str, str]:
-    """What each stage holds, stages in a row that are alike in one line, ``{"stages 0 to 3": "6 layers each, 0 to 23; ..."}``;
-    empty where one stage runs all layers in the same way."""
+    """The contents of each stage, with similar consecutive stages on one line, ``{"stages 0 to 3": "6 layers each, 0 to 23;
+    ..."}``; empty if one stage runs all layers in the same way."""
     stages = pipeline_stages(plan)
     if len(plan.stages) == 1:
         return {}
@@ -95,7 +95,7 @@ def spell_stages(plan: Plan) -> dict[str, str]:
 
 
 def communication(plan: Plan) -> list[dict[str, Any]]:
-    """Where each axis of more than one device communicates, and of which layers where these differ."""
+    """Where each axis of more than one device communicates, and for which layers if they differ."""
     cluster = Cluster.from_dict(plan.cluster)
     found: dict[tuple[str, int, str], list[tuple[int, int]]] = {}
     for entry in plan.stages:
@@ -118,7 +118,7 @@ def communication(plan: Plan) -> list[dict[str, Any]]:
 
 
 def level_hint(plan: Plan) -> str:
-    """What a higher level would try on a cluster of several kinds of machines; empty where there is nothing to tell."""
+    """What a higher level would try on a cluster of several kinds of machines; empty if there is none."""
     return "" if Cluster.from_dict(plan.cluster).is_homogeneous else _HINTS.get(plan.level, "")
 
 
@@ -128,7 +128,7 @@ def span(word: str, first: int, last: int) -> str:
 
 
 def _shape(stage: PipelineStage) -> tuple[object, ...]:
-    """What stages in a row that share a line have in common: as many layers, run alike, on the devices that follow."""
+    """What consecutive stages must share to be combined: the number of layers, how they run, and adjacent devices."""
     runs = tuple((run.count, *run.mesh.items(), run.recompute) for run in stage.runs)
     return runs, stage.device, stage.devices[0] - stage.number * len(stage.devices)
 
@@ -149,7 +149,7 @@ def _spell_range(first: int, last: int) -> str:
 
 
 def _joined(layers: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same layers in as few ranges as possible."""
+    """The same layers, in as few ranges as possible."""
     joined: list[tuple[int, int]] = []
     for first, last in layers:
         if joined and joined[-1][1] + 1 == first:

@@ -1,7 +1,7 @@
-"""The plan: what the tuner decided, as plain data that can be saved, read and explained.
+"""The plan: the tuner's decision as plain data that can be saved, loaded and explained.
 
-A plan names tensors, never positions in a program, and carries the signature of the program and the description of the
-cluster it is for. Loading one reads JSON and nothing else.
+A plan refers to tensors by name, never by position in a program, and contains the signature of its program and the description
+of its cluster. Loading a plan only reads JSON.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ SCHEMA = 2
 
 @dataclass(frozen=True)
 class Stage:
-    """Layers (first and last) of one strategy on one pipeline stage: its devices, and how they are arranged for them.
+    """Layers (first and last) with one strategy on one pipeline stage: its devices, and how they are arranged for these layers.
 
-    A stage has several entries where it runs several model chunks, or where its layers differ (level o2)."""
+    A pipeline stage has several entries if it runs several model chunks, or if its layers differ (level o2)."""
 
     layers: tuple[int, int]
     devices: tuple[int, ...]
     mesh: tuple[int, ...]
     axes: tuple[str, ...]
     recompute: str | None = None
-    """Recomputation of these layers, where it is not the plan's for all of them."""
+    """Recomputation of these layers, if it differs from the plan's."""
 
     @property
     def process_mesh(self) -> ProcessMesh:
@@ -47,7 +47,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class TensorPlacement:
-    """Where one tensor lies, and which pattern decided it (None where none did)."""
+    """The placement of one tensor, and the pattern that decided it (None if none did)."""
 
     stage: int
     dims_mapping: tuple[int, ...]
@@ -65,13 +65,13 @@ class TensorPlacement:
 
     @property
     def placement(self) -> Placement:
-        """The dims mapping as completion has it: nothing of a tensor that a plan places is partial."""
+        """The dims mapping as a placement; tensors that a plan places are never partial."""
         return Placement(self.dims_mapping)
 
 
 @dataclass(frozen=True)
 class PlanEstimate:
-    """Predicted cost: seconds per step, bytes on the fullest device, and what both are made of."""
+    """Predicted cost: seconds per step, bytes on the fullest device, and their breakdowns."""
 
     step_time_s: float
     peak_memory_bytes: int
@@ -88,7 +88,7 @@ class PlanEstimate:
 
 @dataclass(frozen=True)
 class Plan:
-    """A parallel strategy for one program on one cluster. ``explain()`` says why it is this one."""
+    """A parallel strategy for one program on one cluster. ``explain()`` gives the reasons for it."""
 
     signature: str
     degrees: dict[str, int]
@@ -107,29 +107,32 @@ class Plan:
     """Parameters, data, and intermediate tensors that a pattern claims, by name, in the order of the program."""
     estimate: PlanEstimate
     candidates: tuple[Mapping[str, Any], ...]
-    """What could run, best first: the candidate with ``step_time_s`` and ``peak_memory_bytes``."""
+    """The candidates that can run, best first, with ``step_time_s`` and ``peak_memory_bytes``."""
     rejected: tuple[Mapping[str, Any], ...]
-    """What could not: ``candidate``, the ``kind`` of the reason, its ``figures``, the ``reason`` in words, and ``count``, how
-    many candidates it holds for, unless it rules out a way to use the devices as a whole."""
+    """The rejections: ``candidate``, the ``kind`` of the reason, its ``figures``, the ``reason`` in words, and ``count``, the
+    number of rejected candidates (absent if a way to use the devices is ruled out as a whole)."""
     patterns: Mapping[str, Mapping[str, Any]]
     """Per pattern that matched: ``distribution``, ``version``, ``matches``."""
     unmatched: tuple[Mapping[str, Any], ...]
     """Weights that no pattern claims: ``name``, ``shape``, the ``readers`` (ops), ``kind`` and the ``reason`` in words."""
     cluster: Mapping[str, Any]
     notes: tuple[str, ...] = ()
-    """What the user should know: shardings that Paddle makes expensive, settings recommended but not applied."""
+    """What the user should know, such as settings that are recommended but not applied (see ``paddle_rbt_plugin.notes``)."""
     model: Mapping[str, Any] = field(default_factory=dict)
-    """Where the command line had the program from (``reference``, ``seq``), so that it can make it again; else empty."""
+    """The model that the command line planned (``reference``, ``seq``), so that it can be built again; empty for other
+    plans."""
     cost_model: Mapping[str, str] = field(default_factory=dict)
-    """What predicted ``estimate`` and ranked the candidates: ``name``, ``distribution``, ``version``; empty in older plans."""
+    """The cost model that predicted ``estimate`` and ranked the candidates: ``name``, ``distribution``, ``version``; empty in
+    older plans."""
     sharding_degree: int | str = "whole"
-    """Replicas that ZeRO splits states over: the ``whole`` data-parallel group, or a part of neighbours that divides it."""
+    """Replicas over which ZeRO splits states: the ``whole`` data-parallel group, or a number of neighbours that divides it."""
     schema: int = field(default=SCHEMA)
     ep: int = 1
-    """Ranks over which the experts of a mixture are divided: 1, or all of dp. No factor of the devices beside dp."""
+    """Ranks over which the experts of a mixture are divided: 1, or all of dp; not a factor of the devices besides dp."""
 
     def placements(self, name: str) -> TensorPlacement:
-        """Where a tensor lies, by its name or its path in ``named_parameters()``. Raises PlanError for an unknown name."""
+        """The placement of a tensor, given its name or its path in ``named_parameters()``. Raises PlanError for an unknown
+        name."""
         found = self.tensors.get(name) or self._by_structured_name.get(name)
         if found is None:
             raise PlanError(
@@ -141,14 +144,14 @@ class Plan:
     def _by_structured_name(self) -> dict[str, TensorPlacement]:
         return {t.structured_name: t for t in self.tensors.values() if t.structured_name}
 
-    # Which program and cluster it is for
+    # The program and the cluster of the plan
 
     def check_program(self, graph: Graph) -> None:
         """Raises PlanError unless the plan was made for a program like this one.
 
-        Plans were once saved with a signature that does not tell which parameters are trained and where gradients end. Their
-        placements are right for the program all the same, for they follow from its structure, so such a plan passes with a
-        warning: its estimate, and what it recomputes or divides, may be those of the program with other parameters frozen."""
+        Old plans have a signature that does not cover which parameters are trained and where gradients end. Their placements
+        are right nevertheless, since they follow from the structure. Such a plan is accepted with a warning: its estimate, its
+        recomputation and its division of states may be those of the program with other parameters frozen."""
         if graph.signature == self.signature:
             return
         if graph.structure_signature != self.signature:
@@ -161,7 +164,7 @@ class Plan:
         )
 
     def for_program(self, graph: Graph) -> Plan:
-        """The plan with the signature of a program that it was made for. Raises PlanError, and warns, as ``check_program``."""
+        """The plan with the signature of a program that it was made for. Raises PlanError and warns like ``check_program``."""
         self.check_program(graph)
         return replace(self, signature=graph.signature)
 
@@ -196,9 +199,9 @@ class Plan:
         )
 
     def leaves(self, graph: Graph) -> dict[str, TensorPlacement]:
-        """The placement of every parameter and data tensor of a program of this signature, under the names it has there.
+        """The placement of every parameter and data tensor of a program with this signature, by its name in that program.
 
-        Paddle numbers parameters per process, so the same model may carry other names: then they correspond in order. Raises
+        Paddle numbers parameters per process, so names may differ in the same model; then tensors correspond by order. Raises
         PlanError for another program."""
         self.check_program(graph)
         leaves = {}
@@ -220,34 +223,36 @@ class Plan:
         return leaves
 
     def stage_of_layers(self, count: int) -> list[int]:
-        """The entry of ``stages`` that runs each of a program's ``count`` layers. Raises PlanError where they run others."""
+        """The index in ``stages`` for each of a program's ``count`` layers. Raises PlanError if the stages run another number
+        of layers."""
         planned = self.stages[-1].layers[1] + 1
         if planned != count:
             raise PlanError(f"the stages of the plan run {planned} layers, but the program has {count}; plan again")
         return [i for i, stage in enumerate(self.stages) for _ in range(stage.layers[0], stage.layers[1] + 1)]
 
-    # Explaining and executing it: declared here for readers and type checkers, given by packages above (``api.bind_methods``)
+    # Explanation and execution: declared here for readers and type checkers, implemented above (``api.bind_methods``)
 
     def explain(self, tensor: str | None = None) -> str:
-        """Why this plan, why not the others, and what matched nothing; with ``tensor``, all about that one."""
+        """Why this plan was chosen, why others were not, and what no pattern matched; with ``tensor``, the explanation of that
+        tensor."""
         raise NotImplementedError
 
     def shard_layer(self, model: Any) -> Any:
-        """Turns the parameters of a dygraph Layer into distributed ones, in place, as the plan says; returns the Layer."""
+        """Shards the parameters of a dygraph Layer according to the plan, in place; returns the Layer."""
         raise NotImplementedError
 
     def shard_optimizer(self, optimizer: Any) -> Any:
-        """Lets an optimizer of a dygraph Layer that ``shard_layer`` has sharded divide its states (moments, master weights)
-        over the replicas, in place, as the ZeRO stage of the plan says; returns the optimizer."""
+        """Divides the states (moments, master weights) of the optimizer of a Layer that ``shard_layer`` has sharded over the
+        replicas, in place, according to the ZeRO stage of the plan; returns the optimizer."""
         raise NotImplementedError
 
     def shard_dataloader(self, loader: Any) -> Any:
-        """A loader of whole batches as one that gives each rank its part, for ``dist.to_static`` and ``Engine.run``."""
+        """Wraps a loader of whole batches so that each rank gets its part; also for ``dist.to_static`` and ``Engine.run``."""
         raise NotImplementedError
 
     def check_replicas(self, model: Any) -> None:
-        """Compares what the ranks hold of a sharded Layer: replicas must be equal. Raises HandoverError naming the first tensor
-        that differs, and the ranks. All ranks call it."""
+        """Checks that replicas of the tensors of a sharded Layer are equal on all ranks. Raises HandoverError that names the
+        first tensor that differs, and the ranks. All ranks must call it."""
         raise NotImplementedError
 
     def to_strategy(self) -> Any:
@@ -265,7 +270,7 @@ class Plan:
         return {"schema": data.pop("schema"), **json.loads(json.dumps(data))}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan as JSON; a file that exists is replaced as a whole or not at all. Raises PlanError."""
+        """Writes the plan as JSON; an existing file is replaced completely or not at all. Raises PlanError."""
         try:
             write_whole(path, json.dumps(self.to_dict(), indent=1))
         except OSError as error:
@@ -273,7 +278,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """Reads a saved plan. Raises PlanError that says what is wrong with the file; executes nothing."""
+        """Loads a saved plan; executes nothing. Raises PlanError that says what is wrong with the file."""
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=no_constant)
         except RecursionError as error:
@@ -288,7 +293,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Any, source: str = "plan") -> Plan:
-        """The plan of ``to_dict``. Raises PlanError, naming ``source`` and the field, for anything else."""
+        """The plan of a dict made by ``to_dict``. Raises PlanError, naming ``source`` and the field, for anything else."""
         if isinstance(data, dict) and isinstance(data.get("schema"), int) and data["schema"] not in range(1, SCHEMA + 1):
             raise PlanError(
                 f"{source}: the plan has schema {data['schema']}, this version reads schemas 1 to {SCHEMA}; plan again"
@@ -313,7 +318,7 @@ class Plan:
 
 
 def _of_this_schema(data: dict[str, Any]) -> dict[str, Any]:
-    """The content of a plan file with what schema 1 says in words only marked as such."""
+    """The content of a plan file in the current schema; entries that schema 1 has only in words get a generic kind."""
     if data["schema"] == SCHEMA:
         return data
     rejected = [{"kind": "other", "figures": {}} | entry for entry in data["rejected"]]

@@ -1,17 +1,15 @@
-"""Checkpoints that do not depend on a plan: saved under one, loaded under any other, and into the serial model.
+"""Checkpoints that do not depend on a plan: saved under one plan, they can be loaded under any other and into the serial model.
 
-A checkpoint is a folder. Each rank writes the parts of tensors that it owns to a file of its own (safetensors); ``index.json``
-says of every tensor its shape, its type and where its parts are, and holds the learning-rate schedule and the random state. A
-rank that loads reads what overlaps with its own parts. Tensors have structured names, ``blocks.0.up.weight``, which are those
-of the Layer's ``state_dict``, whatever Paddle calls them; states of the optimizer are called ``blocks.0.up.weight/moment1``.
+A checkpoint is a folder. Each rank writes the parts of tensors that it owns to its own file (safetensors); ``index.json`` lists
+the shape and type of every tensor and where its parts are, and holds the learning-rate schedule and the random state. A rank
+that loads reads only what overlaps with its own parts. Tensors have the structured names of the Layer's ``state_dict``, such as
+``blocks.0.up.weight``; optimizer states are named like ``blocks.0.up.weight/moment1``.
 
-It is not the format of ``paddle.distributed.save_state_dict``: that keeps its index and its tensors as pickles, which execute
-what they hold when they are loaded, names states by Paddle's counters, marks distributed tensors by a suffix, and is loaded on
-GPUs only. Nothing is executed here.
-
-A checkpoint is written next to its place and moved there when every rank has written all of it, so that there is either a whole
-one or none. Random state is kept as a seed: saving seeds all ranks anew from it, so that a run that goes on and a run that is
-resumed draw alike.
+This is not the format of ``paddle.distributed.save_state_dict``, which stores its index and tensors as pickles (which can
+execute code when they are loaded), names states by Paddle's counters, marks distributed tensors by a suffix, and can be loaded
+only on GPUs. Loading a checkpoint of this format executes nothing. It is written next to its final path and moved there once
+every rank has finished, so it is either complete or absent. The random state is stored as a seed: saving seeds all ranks from
+it, so a run that continues and a run that is resumed draw the same numbers.
 """
 
 from __future__ import annotations
@@ -31,12 +29,12 @@ __all__ = ["load_checkpoint", "save_checkpoint"]
 def save_checkpoint(
     path: str | os.PathLike[str], model: Any, optimizer: Any = None, *, extra: dict[str, Any] | None = None
 ) -> None:
-    """Writes the folder ``path``; one that is there already is replaced. All ranks call this; the path of rank 0 counts.
+    """Writes the folder ``path``, and replaces an existing one. All ranks must call this; the path of rank 0 is used.
 
-    ``model`` is an ``auto.Engine``, what ``dist.to_static`` returned, or a Layer, sharded by a plan or not, which goes with its
-    ``optimizer``. ``extra`` is kept as JSON, for a count of epochs and the like.
+    ``model`` is an ``auto.Engine``, the result of ``dist.to_static``, or a Layer, sharded or not, with its ``optimizer``.
+    ``extra`` is stored as JSON, for example to count epochs.
 
-    Raises TunerError where any rank cannot write, for something else than a model, and for an ``extra`` that is not JSON."""
+    Raises TunerError if any rank cannot write, if ``model`` is something else, and if ``extra`` cannot be stored as JSON."""
     holder = holder_of(model, optimizer)
     described = {
         "optimizer": holder.optimizer_name,
@@ -50,12 +48,13 @@ def save_checkpoint(
 def load_checkpoint(
     path: str | os.PathLike[str], model: Any, optimizer: Any = None, *, strict: bool = True, with_optimizer: bool = True
 ) -> dict[str, Any]:
-    """Reads a checkpoint into a model, and into its optimizer where it has one; returns its ``extra``. All ranks call this.
+    """Loads a checkpoint into a model, and into its optimizer if there is one; returns its ``extra``. All ranks must call this.
 
-    An engine that is not prepared yet takes the parameters when its first program is made, and the rest with that of training.
-    ``strict=False`` leaves out what only one of the two has; ``with_optimizer=False`` the optimizer of an engine.
+    An engine that is not prepared yet applies the parameters when its first program is made, and the rest with its training
+    program. ``strict=False`` ignores entries that only one of the two has; ``with_optimizer=False`` ignores the optimizer of an
+    engine.
 
-    Raises TunerError for a checkpoint that is damaged or not whole, and for one of another model or optimizer, with the first
+    Raises TunerError for a damaged or incomplete checkpoint, and for one of another model or optimizer, naming the first
     difference."""
     index = store.read_index(path)
     holder = holder_of(model, optimizer)
@@ -68,7 +67,7 @@ def load_checkpoint(
 
 
 def resume(engine: Any, mode: str) -> None:
-    """Reads the checkpoint that an engine was given into a program that it has prepared just now."""
+    """Loads the checkpoint that an engine was given into a program that it has just prepared."""
     if pending := getattr(engine, "rule_based_checkpoint", None):
         index, strict, with_optimizer = pending
         holder = holder_of(engine, None)
@@ -91,7 +90,7 @@ def _load(index: store.Index, holder: Holder, strict: bool) -> None:
 
 
 def _check(index: store.Index, wanted: dict[str, tuple[int, ...]], saved: set[str], strict: bool) -> None:
-    """Raises TunerError with the first difference between a checkpoint and what is to be loaded."""
+    """Raises TunerError naming the first difference between a checkpoint and what should be loaded."""
     where = f"the checkpoint {str(index.path)!r} is of another model"
     for name, shape in wanted.items():
         if name not in index.tensors:
@@ -110,7 +109,7 @@ def _check(index: store.Index, wanted: dict[str, tuple[int, ...]], saved: set[st
 
 
 def _value(index: store.Index, tensor: Held, name: str) -> tuple[Any] | None:
-    """The value of this rank's part: that of the master weight where the parameter was saved in less precision."""
+    """The value of this rank's part; that of the master weight if the parameter was saved in lower precision."""
     parameter, _, kind = name.partition("/")
     source = name if name in index.tensors else parameter if kind == "master" else None
     master = f"{parameter}/master"

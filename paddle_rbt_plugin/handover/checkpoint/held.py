@@ -1,7 +1,7 @@
-"""What a process holds of a model and of its optimizer: tensors, their names, where they lie, how to read and write them.
+"""The tensors of a model and its optimizer in a process: their names, their placements, and how to read and write them.
 
-A program keeps its tensors in a scope, a Layer in its parameters. An engine has put those of its Layer into a scope once a
-program is prepared, and emptied the Layer.
+A program keeps its tensors in a scope, a Layer in its parameters. Once an engine has prepared a program, it has moved the
+tensors of its Layer to a scope and emptied the Layer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Holder:
-    """A model and its optimizer, in an engine or without."""
+    """A model and its optimizer, with or without an engine."""
 
     engine: Any
     model: Any
@@ -47,7 +47,7 @@ class Holder:
 
     @property
     def has_states(self) -> bool:
-        """Whether there are states of the optimizer to save or to load now."""
+        """Whether there are optimizer states to save or load now."""
         return self.optimizer is not None and (self.engine is None or current(self.engine, "train") is not None)
 
     def tensors(self) -> list[Held]:
@@ -58,13 +58,13 @@ class Holder:
         return [*(_of_tensor(name, tensor) for name, tensor in named_tensors(self.model) if tensor._is_initialized()), *states]
 
     def expected(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of all tensors by name: of those of the model, and of the states that this rank holds."""
+        """The shapes of all tensors of the model, and of the states that this rank holds, by name."""
         shapes = {name: tuple(int(n) for n in tensor.shape) for name, tensor in named_tensors(self.model)}
         return shapes | {tensor.name: tensor.layout.shape for tensor in self.tensors()}
 
 
 def holder_of(model: Any, optimizer: Any) -> Holder:
-    """Raises TunerError for something else than a model, and for an optimizer beside the one of an engine."""
+    """Raises TunerError if ``model`` is not a model, and for an engine given together with another optimizer."""
     engine = getattr(model, "_engine", model)
     if isinstance(engine, Engine):
         if not engine._in_pir_mode:
@@ -81,7 +81,7 @@ def holder_of(model: Any, optimizer: Any) -> Holder:
 
 
 def named_tensors(model: Any) -> Iterator[tuple[str, Any]]:
-    """Parameters and persistable buffers by their structured names; one that is tied has the first of its names."""
+    """Parameters and persistable buffers by their structured names; a tied parameter has the first of its names."""
     seen: set[int] = set()
     for path, layer in _layers(model, ""):
         own = {name: b for name, b in layer._buffers.items() if name not in layer._non_persistable_buffer_names_set}
@@ -132,7 +132,7 @@ def _of_variable(name: str, variable: str, value: Any) -> Held:
 
 
 def _of_tensor(name: str, tensor: Any) -> Held:
-    """A tensor of dygraph, distributed or whole on every rank."""
+    """A dygraph tensor, distributed or whole on every rank."""
     distributed = tensor.is_dist()
 
     def read() -> np.ndarray:
@@ -181,7 +181,7 @@ def _states_of_layer(model: Any, optimizer: Any) -> Iterator[Held]:
 
 
 def _make_states(optimizer: Any) -> None:
-    """The states of an optimizer that has taken no step yet."""
+    """Creates the states of an optimizer that has not taken a step yet."""
     if any(optimizer._accumulators.values()):
         return
     with dygraph():

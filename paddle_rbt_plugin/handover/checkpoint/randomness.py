@@ -1,8 +1,8 @@
 """The random state of a checkpoint.
 
-The state of Paddle's generators cannot be read as data, and is that of one rank of one plan. So a checkpoint keeps a seed: the
-rank that saves draws it, every rank is seeded with it then, and again when it is loaded. The streams of an engine's random ops
-are a seed and the number of the step. Of NumPy and Python every rank loads its state as the index has it, that of rank 0.
+The state of Paddle's generators cannot be read as data, and would be that of one rank of one plan. A checkpoint therefore
+stores a seed, drawn on saving: every rank is seeded with it then, and again on loading. The streams of an engine's random ops
+are described by a seed and the number of the step. For NumPy and Python, every rank loads the state of rank 0 from the index.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paddle_rbt_plugin.handover.shared.engine_random import source_of
 
 
 def renewed(engine: Any, model: Any) -> dict[str, Any]:
-    """Seeds all ranks anew, and what leads to the same state."""
+    """Seeds all ranks anew, and returns what restores the same state."""
     with dygraph():
         seed = paddle.randint(1, 2**31 - 1, [1], dtype="int64")
         if dist.get_world_size() > 1:
@@ -40,7 +40,7 @@ def renewed(engine: Any, model: Any) -> dict[str, Any]:
 
 
 def restore(saved: dict[str, Any], engine: Any, model: Any) -> None:
-    """Sets the random state of this rank. Raises TunerError for numbers that are no state."""
+    """Sets the random state of this rank. Raises TunerError for numbers that are not a valid state."""
     _seed(model, saved["seed"])
     try:
         kind, keys, position, _ = saved["numpy"]
@@ -60,7 +60,7 @@ def _seed(model: Any, seed: int) -> None:
     with dygraph():
         if dygraph_random.is_on_streams(model):
             dygraph_random.restart(model, seed)
-        paddle.seed(seed)  # what the script itself draws from, whatever the model is
+        paddle.seed(seed)  # the generators that the script itself uses, whatever the model is
 
 
 def _streams(engine: Any) -> dict[str, int] | None:

@@ -13,7 +13,7 @@ from paddle_rbt_plugin.errors import TunerError
 
 
 def state_of(optimizer: Any) -> dict[str, Any] | None:
-    """The schedule of an optimizer; None for a fixed learning rate, and where there is no optimizer."""
+    """The schedule of an optimizer; None for a fixed learning rate, and if there is no optimizer."""
     schedule = _schedule(optimizer)
     if schedule is None:
         return None
@@ -21,9 +21,9 @@ def state_of(optimizer: Any) -> dict[str, Any] | None:
 
 
 def restore(optimizer: Any, saved: dict[str, Any] | None, path: Path) -> None:
-    """Sets a schedule to where it was. A fixed learning rate stays as the optimizer was made with it.
+    """Restores a schedule. A fixed learning rate stays the one with which the optimizer was created.
 
-    Raises TunerError where one of the two has no schedule, or another one."""
+    Raises TunerError if only one of the two has a schedule, or if they differ."""
     schedule = _schedule(optimizer)
     here = type(schedule).__name__ if schedule is not None else None
     there = str(saved.get("class")) if saved is not None else None
@@ -37,7 +37,7 @@ def restore(optimizer: Any, saved: dict[str, Any] | None, path: Path) -> None:
 
 
 def plain(value: Any, what: str) -> Any:
-    """A value as JSON holds it. Raises TunerError for what it does not."""
+    """A value converted to plain JSON. Raises TunerError if that is not possible."""
 
     def scalar(other: Any) -> Any:
         if isinstance(other, (np.generic, paddle.Tensor)) and np.size(other) == 1:

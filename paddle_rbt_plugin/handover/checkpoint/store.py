@@ -1,7 +1,7 @@
-"""The folder of a checkpoint: how it is written, all or nothing, and what is read of it.
+"""The folder of a checkpoint: written completely or not at all, and read without executing anything.
 
-``index.json`` is written last, by rank 0, of what each rank says of its own file. Until the folder is moved to its place it is
-called ``NAME.partial``. Nothing that is read here is executed.
+Rank 0 writes ``index.json`` last, from each rank's description of its own file. Until the folder is moved to its final path, it
+is called ``NAME.partial``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _INDEX = "index.json"
 
 @dataclass(frozen=True)
 class Saved:
-    """A tensor of a checkpoint: where each of its parts begins, how large it is, and which file holds it."""
+    """A tensor of a checkpoint: the start, the size and the file of each of its parts."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -40,7 +40,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Index:
-    """A checkpoint that is whole, and what it says of itself."""
+    """A complete checkpoint and its index."""
 
     path: Path
     tensors: dict[str, Saved]
@@ -75,7 +75,7 @@ class Index:
 
 
 def write(path: str | os.PathLike[str], tensors: Iterable[Held], described: dict[str, Any]) -> None:
-    """Writes a checkpoint of the tensors that this rank holds. Raises TunerError on every rank where one cannot write."""
+    """Writes a checkpoint of the tensors that this rank holds. Raises TunerError on every rank if one cannot write."""
     place = common_path(path)
     partial = place.with_name(place.name + ".partial")
     rank = dist.get_rank()
@@ -103,7 +103,7 @@ def write(path: str | os.PathLike[str], tensors: Iterable[Held], described: dict
             index["files"][_file(other)] = (partial / _file(other)).stat().st_size
             for name, piece in pieces.items():
                 known = index["tensors"].setdefault(name, {"shape": piece["shape"], "dtype": piece["dtype"], "pieces": []})
-                if all(p["begin"] != piece["begin"] for p in known["pieces"]):  # a tied weight may lie on two stages
+                if all(p["begin"] != piece["begin"] for p in known["pieces"]):  # two stages may hold a tied weight
                     known["pieces"].append({"file": _file(other), "begin": piece["begin"], "shape": piece["size"]})
         _write_json(partial / _INDEX, index)
         _replace(partial, place)
@@ -113,7 +113,7 @@ def write(path: str | os.PathLike[str], tensors: Iterable[Held], described: dict
 
 
 def read_index(path: str | os.PathLike[str]) -> Index:
-    """What a checkpoint says of itself. Raises TunerError for a folder that is no whole checkpoint."""
+    """The index of a checkpoint. Raises TunerError for a folder that is not a complete checkpoint."""
     folder = common_path(path)
     try:
         data = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
@@ -141,7 +141,7 @@ def read_index(path: str | os.PathLike[str]) -> Index:
 
 
 def common_path(path: str | os.PathLike[str]) -> Path:
-    """The path that rank 0 was given, for all ranks."""
+    """The path of rank 0, on all ranks."""
     if dist.get_world_size() < 2:
         return Path(path)
     with dygraph():
@@ -154,7 +154,7 @@ def common_path(path: str | os.PathLike[str]) -> Path:
 
 
 def converted(array: np.ndarray, source: str, target: str) -> np.ndarray:
-    """An array of one type as one of another; bfloat16 is held as its bits."""
+    """An array converted to another type; bfloat16 is represented by its bits."""
     if source == target:
         return array
     wide = (array.astype("uint32") << 16).view("float32") if source == "bfloat16" else array
@@ -190,7 +190,7 @@ def _write_json(path: Path, data: Any) -> None:
 
 
 def _replace(partial: Path, place: Path) -> None:
-    """Moves a whole checkpoint to its place. A process that ends in between leaves the old one as ``NAME.old``."""
+    """Moves a complete checkpoint to its final path. If the process ends in between, the old one remains as ``NAME.old``."""
     old = place.with_name(place.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
     if place.exists():
@@ -200,7 +200,7 @@ def _replace(partial: Path, place: Path) -> None:
 
 
 def _together(step: Callable[[], None], place: Path) -> None:
-    """Runs a step on every rank, and goes on where it went well on all of them."""
+    """Runs a step on every rank, and continues only if it succeeded on all of them."""
     error: Exception | None = None
     try:
         step()

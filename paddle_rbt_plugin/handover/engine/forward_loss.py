@@ -1,8 +1,8 @@
-"""Trains models whose ``forward`` returns the loss, for which ``auto.Engine`` and ``dist.to_static`` are given none.
+"""Trains models whose ``forward`` returns the loss, so that ``auto.Engine`` and ``dist.to_static`` are given none.
 
-Paddle takes a loss of outputs and labels: without one it registers an empty list as the loss, which ends in an error, and it
-takes one part of a sample for the input and one for the label, which such a forward reads, too. Here everything that a sample
-holds goes to ``forward``, as far as it takes that, and its first output is the loss.
+Paddle expects a loss of outputs and labels. Without one it registers an empty list as the loss, which ends in an error, and it
+takes one part of a sample for the input and one for the label, although such a forward reads both. Here ``forward`` receives as
+many parts of a sample as it takes arguments, and its first output is the loss.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paddle_rbt_plugin.patching import ENGINES_OF_SCRIPTS, Attribute, Setting, p
 
 @paddle_change(">=2.6,<3.4", permanent=ENGINES_OF_SCRIPTS)
 def engine_finds_forward_loss() -> Iterator[Setting]:
-    """Lets an engine without a loss take the first output of ``forward`` for it.
+    """Makes an engine without a loss use the first output of ``forward``.
 
     Reason: without a loss Paddle registers an empty list, which ends in an error.
     """
@@ -51,9 +51,9 @@ def engine_finds_forward_loss() -> Iterator[Setting]:
 
 @paddle_change(">=3.0,<3.4", permanent=ENGINES_OF_SCRIPTS)
 def dist_model_finds_forward_loss() -> Iterator[Setting]:
-    """Lets ``dist.to_static`` without a loss train what ``forward`` returns first.
+    """Makes ``dist.to_static`` without a loss train the first output of ``forward``.
 
-    Reason: for legacy programs ``DistModel`` decides by the loss whether it trains.
+    Reason: for legacy programs ``DistModel`` trains only if it has a loss.
     """
     from paddle.distributed.auto_parallel import api
 
@@ -75,9 +75,10 @@ def _is_without_loss(engine: Any) -> bool:
 
 @paddle.jit.not_to_static
 def forward_loss(*outputs: Any) -> Any:
-    """The loss among what ``forward`` returned, labels that it did not take behind it: the first output, or ``loss`` of a dict.
+    """The loss among the results of ``forward``, which labels that it did not take may follow: the first output, or ``loss`` of
+    a dict.
 
-    Raises TunerError where that is no single number."""
+    Raises TunerError if that is not a single number."""
     loss = outputs[0] if outputs else None
     if isinstance(loss, Mapping):
         loss = loss.get("loss")
@@ -92,7 +93,7 @@ def forward_loss(*outputs: Any) -> Any:
 
 
 def _takes(model: Any, arguments: int) -> bool:
-    """Whether the forward function of a model can be called with so many arguments."""
+    """Whether the forward function of a model accepts that many arguments."""
     try:
         inspect.signature(getattr(model, "forward", model)).bind(*[None] * arguments)
     except (TypeError, ValueError):  # too many of them, or a function whose signature cannot be read

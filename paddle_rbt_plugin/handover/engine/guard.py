@@ -1,11 +1,11 @@
 """The guard: before the first step, every process compares the program that it will run with the plan.
 
-What is compared is the program itself, as Paddle made it for this rank from the annotated one: its collectives and transfers,
-the local shapes of its parameters, the bytes of its gradients and the FLOP of its matrix products, beside what completion
-predicts of them (``structure``). The update may communicate more than is planned, with a warning where that is more than the
-reductions of a number for each parameter that clipping and loss scaling add. In mixed precision, which inserts casts and
-changes the size of messages, only shapes are compared; and the backward pass is not where the model itself marks regions to
-recompute, which the prediction does not know.
+It compares the program that Paddle made for this rank from the annotated one with the prediction of completion
+(``prediction``): its collectives and transfers, the local shapes of its parameters, the bytes of its gradients and the FLOP of
+its matrix products. The update may communicate more than planned; there is a warning if that is more than the scalar reductions
+per parameter that clipping and loss scaling add. Mixed precision inserts casts and changes the size of messages, so only shapes
+are compared. The backward pass is not compared if the model itself marks regions to recompute, which the prediction does not
+know.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from paddle_rbt_plugin.handover.shared.strategy import settings_of
 from paddle_rbt_plugin.plan.plan import Plan
 
 _NUMBER_BYTES = 8
-"""Bytes of a number that clipping or loss scaling reduces, at most."""
+"""Largest size in bytes of a scalar that clipping or loss scaling reduces."""
 
 
 @contextmanager
 def compared(engine: Any, mode: str, plan: Plan, serial: Any, zero_stage: int) -> Iterator[None]:
-    """Compares the program that an engine makes inside for ``mode``, once it holds nothing but what this rank does, with the
-    plan, unless ``strategy.tuning.verify`` is False. ``serial`` is the program before it was annotated.
+    """Compares the program that an engine makes for ``mode`` within the scope with the plan, once it is reduced to what this
+    rank does, unless ``strategy.tuning.verify`` is False. ``serial`` is the program before it was annotated.
 
     Raises HandoverError that names the first difference."""
     if not settings_of(engine._strategy.tuning).verify:
@@ -56,7 +56,7 @@ def _check(engine: Any, mode: str, plan: Plan, serial: Any, zero_stage: int, pro
     train, strategy = mode == "train", engine._strategy
     blocked = settings_of(strategy.tuning).blocked_plugins
     graph = read_program(serial, serial.get_output_value_by_name(engine._loss_names[0]) if train else None, needs_loss=train)
-    if any(t.name not in plan.tensors for t in graph.params):  # a loaded plan, of a process that named them otherwise
+    if any(t.name not in plan.tensors for t in graph.params):  # a loaded plan, from a process with other names
         leaves = {name: t.placement for name, t in plan.leaves(graph).items()}
     else:
         leaves = placements_for(graph, plan, getattr(engine, REPLICATED, False))
@@ -69,7 +69,7 @@ def _check(engine: Any, mode: str, plan: Plan, serial: Any, zero_stage: int, pro
     parameters = parameters_of(program, {t.name for t in graph.params})
     found = structure_of(program, gradients, parameters, meshes[stage])
     added = _added_to_update(planned, found)
-    if added:  # the gradients that Paddle names are then those that the update gathered
+    if added:  # the gradients that Paddle reports are then those that the update gathered
         planned = replace(planned, gradient_bytes=found.gradient_bytes)
         warnings.warn(
             f"the update of this optimizer communicates more than the plan counts: {', '.join(added)}; clipping by the norm of "
@@ -87,12 +87,12 @@ def _check(engine: Any, mode: str, plan: Plan, serial: Any, zero_stage: int, pro
 
 
 def _on_cpus(collectives: Collectives, mesh: ProcessMesh) -> Collectives:
-    """The collectives that gloo runs, which lacks two kinds, see ``shared.gloo``."""
+    """The collectives as gloo runs them; it lacks two kinds (``shared.gloo``)."""
     found: Counter[tuple[str, str, str, int]] = Counter()
     for (phase, kind, axis, nbytes), count in collectives.items():
         if kind == "reduce_scatter":
             kind = "all_reduce"
-        elif kind == "all_to_all":  # the message of a gather is its result
+        elif kind == "all_to_all":  # the message of an all-gather is its result
             kind, nbytes = "all_gather", nbytes * mesh.degree(axis)
         found[(phase, kind, axis, nbytes)] += count
     return found
@@ -111,7 +111,7 @@ def _comparable(planned: Structure, found: Structure, mixed_precision: bool, own
 
 
 def _added_to_update(planned: Structure, found: Structure) -> list[str]:
-    """What the update communicates although it is not planned, but for a number of each parameter."""
+    """What the update communicates beyond the plan and a scalar per parameter."""
     most = _NUMBER_BYTES * max(len(planned.local_shapes), 1)
     return [
         f"{kind} along {axis} of {nbytes} bytes"

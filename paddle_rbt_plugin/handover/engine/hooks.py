@@ -1,8 +1,8 @@
 """Hooks the tuner into ``auto.Engine`` and ``dist.to_static``.
 
-In PIR both reach ``Engine._parallel_pir`` with the serial forward program of a mode. The hook runs the registered pass on a
-clone of it and hands the annotated clone on; completion of the backward pass, partition and reshard are Paddle's own from
-there. In the legacy IR they reach ``Engine._plan``, see ``handover.legacy.engine``.
+In PIR both call ``Engine._parallel_pir`` with the serial forward program of a mode. The hook runs the registered pass on a
+clone of the program and passes the annotated clone on; Paddle then adds the backward pass, partitions and reshards. In the
+legacy IR they call ``Engine._plan``, see ``handover.legacy.engine``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from paddle_rbt_plugin.plan.plan import Plan
 
 
 def install_hooks() -> None:
-    """Makes the changes that stay: the fields of ``strategy.tuning`` and the hooks into engines. Doing it again changes
+    """Installs the permanent changes: the fields of ``strategy.tuning`` and the hooks into engines. Further calls change
     nothing."""
     tuning_has_fields.install()
     legacy.install_hooks()
@@ -66,7 +66,7 @@ def install_hooks() -> None:
 def tuning_has_fields() -> Iterator[Setting]:
     """Declares the fields of ``strategy.tuning``.
 
-    Reason: a strategy takes over from a dict only the fields that Paddle knows.
+    Reason: a strategy made from a dict takes only the fields that Paddle knows.
     """
     fields = constants.get_category_default_config(constants.TUNING)
     for name in ("pass_name", *Settings.names()):
@@ -77,7 +77,7 @@ def tuning_has_fields() -> Iterator[Setting]:
 def engine_tunes_pir() -> Iterator[Setting]:
     """Tunes the serial program of an engine before Paddle parallelizes it.
 
-    Reason: Paddle has no place for a tuner there; its own comes after the backward pass.
+    Reason: Paddle has no hook for a tuner there; its own tuner runs after the backward pass.
     """
     from paddle_rbt_plugin.handover.engine import guard  # it reads what Paddle 2.6 lacks
 
@@ -145,8 +145,8 @@ def _tune(engine: Any, mode: str) -> Plan:
 
 
 def _stop_gradients_at_data(program: Any) -> None:
-    """Marks inputs, and what is computed of nothing else, as wanting no gradient: an engine leaves that open, and would compute
-    gradients of its inputs, and sum them over the ranks, for nobody."""
+    """Marks inputs, and values computed only from inputs, as needing no gradient. The engine leaves this open, and would
+    compute unused gradients of its inputs and sum them over the ranks."""
     for op in program.global_block().ops:
         if op.name() == "pd_op.data" or all(v.stop_gradient for v in op.operands_source() if v.initialized()):
             for value in op.results():
@@ -160,7 +160,7 @@ def _mesh_of_this_rank(plan: Plan) -> ProcessMesh:
 
 
 def _tell_data_rank(engine: Any, mesh: ProcessMesh) -> None:
-    """Sets what the planner of the legacy IR sets and PIR does not: how the data is split over ranks, and which part this
+    """Sets what Paddle's planner sets in the legacy IR but not in PIR: how the data is split over ranks, and which part this
     rank reads."""
     rank = paddle.distributed.get_rank()
     inputs = len(engine._inputs_spec) + len(engine._labels_spec)

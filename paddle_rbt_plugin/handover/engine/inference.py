@@ -15,7 +15,7 @@ from paddle_rbt_plugin.handover.pir.engine_outputs import dygraph, whole
 
 
 def save(engine: Any, path: str) -> None:
-    """All ranks call this; rank 0 writes, and needs memory for the whole model. The size of the batch is left open.
+    """All ranks must call this; rank 0 writes, and needs memory for the whole model. The batch size is left open.
 
     Raises TunerError for an engine that does not know its inputs yet, and for the stages of a pipeline."""
     specs = next(iter(engine_specs(engine).values()), None)

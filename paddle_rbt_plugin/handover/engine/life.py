@@ -1,15 +1,17 @@
-"""What an engine does with PIR programs over its life: ``fit``, ``evaluate``, ``predict`` and ``run``, in any order and as
-often as wanted, with the results of a serial run on every rank.
+"""The methods of engines for PIR programs: ``fit``, ``evaluate``, ``predict`` and ``run``, in any order and any number of
+times, with the results of a serial run on every rank.
 
-- ``fit`` trains on the batches of a serial run and drops a last one that is not full; the loss that it reports is that of the
-  whole batch, and a learning-rate schedule advances once per batch, however many micro batches it has.
-  Metrics are computed where a batch is not cut into micro batches.
-- ``evaluate`` reads the whole set. Loss and metrics are those of the set: the losses of batches are averaged by their sizes.
-- ``predict`` returns, for each batch in the order of the dataset, the list of the model's outputs, whole, on every rank.
+- ``fit`` trains on the batches of a serial run and drops an incomplete last batch. It reports the loss of the whole batch, and
+  a learning-rate schedule advances once per batch, however many micro batches it has. Metrics are computed only if a batch is
+  not cut into micro batches.
+- ``evaluate`` reads the whole dataset. Loss and metrics are those of the dataset: the mean of the batch losses, weighted by
+  batch size.
+- ``predict`` returns, for each batch in the order of the dataset, the list of the model's outputs, complete on every rank.
 - Evaluation and prediction run without accumulation and without a pipeline's schedule; the last batch may be smaller.
 
-Paddle's methods read the contexts of legacy programs, which PIR leaves empty; past these, a second ``fit``, ``evaluate`` after
-``fit``, ``predict`` and ``save`` fail, ``steps`` runs one more, and what is reported is what the rank itself saw last.
+Paddle's own methods read the contexts of legacy programs, which PIR leaves empty. Apart from that, a second ``fit``,
+``evaluate`` after ``fit``, ``predict`` and ``save`` fail, ``steps`` runs one step too many, and each rank reports only what it
+saw last itself.
 """
 
 from __future__ import annotations
@@ -36,9 +38,9 @@ from paddle_rbt_plugin.patching import ENGINES_OF_SCRIPTS, Attribute, Setting, p
 
 @paddle_change(">=3.0,<3.4", permanent=ENGINES_OF_SCRIPTS)
 def engine_lives_in_pir() -> Iterator[Setting]:
-    """Replaces the methods of engines of PIR programs; those of legacy programs keep Paddle's.
+    """Replaces the methods of engines for PIR programs; engines for legacy programs keep Paddle's.
 
-    Reason: Paddle's methods read the contexts of legacy programs, which PIR leaves empty; past these, a second ``fit``,
+    Reason: Paddle's methods read the contexts of legacy programs, which PIR leaves empty; apart from that, a second ``fit``,
     ``evaluate`` after ``fit``, ``predict`` and ``save`` fail.
     """
     replacements: dict[str, Callable[..., Any]] = {
@@ -69,7 +71,7 @@ def _in_pir(original: Callable[..., Any], replacement: Callable[..., Any]) -> Ca
 
 @contextmanager
 def unscheduled(engine: Any, mode: str) -> Iterator[None]:
-    """Keeps the jobs of a pipeline out of a program that has no backward pass: each rank runs it as it is."""
+    """Makes each rank run a program without a backward pass as it is, without the jobs of a pipeline."""
     pipeline = engine._strategy.pipeline
     enabled, pipeline.enable = pipeline.enable, bool(pipeline.enable and mode == "train")
     try:
@@ -141,7 +143,7 @@ def evaluate(
     callbacks: Any = None,
     verbose: int = 2,
 ) -> dict[str, Any]:
-    """``Engine.evaluate``: the loss and the metrics of the whole set, or of its first ``steps`` batches."""
+    """``Engine.evaluate``: the loss and the metrics of the dataset, or of its first ``steps`` batches."""
     full = _prepared_for(engine, "eval", valid_data, valid_sample_split, batch_size)
     reader = _reader(engine, collate_fn)
     count = reader.count(valid_data, batch_size, whole=True)
@@ -175,7 +177,7 @@ def predict(
     callbacks: Any = None,
     verbose: int = 2,
 ) -> list[list[np.ndarray]]:
-    """``Engine.predict``: for each batch the list of outputs, whole, of the whole set or its first ``steps`` batches."""
+    """``Engine.predict``: for each batch of the dataset, or of its first ``steps`` batches, the list of complete outputs."""
     inputs = inputs_of_prediction(engine, test_data, test_sample_split)
     specs = [spec_of(value, name, batch_size) for value, name in zip(inputs, _names(engine, len(inputs)), strict=True)]
     full = ready(engine, "predict", specs, [])
@@ -198,7 +200,7 @@ def predict(
 
 
 def run(engine: Any, data: Any = None, feed: Any = None, fetch_list: Any = None, mode: str | None = None) -> dict[str, Any]:
-    """``Engine.run``: the loss of the whole batch on every rank, one of each micro batch; in prediction, all outputs."""
+    """``Engine.run``: the loss of the whole batch on every rank, one loss per micro batch; in prediction, all outputs."""
     if mode is not None:
         engine.to_mode(mode)
     prepared = current(engine, engine._mode)
@@ -218,8 +220,8 @@ def run(engine: Any, data: Any = None, feed: Any = None, fetch_list: Any = None,
 
 
 def save(engine: Any, path: str, training: bool = True) -> None:
-    """``Engine.save``: a checkpoint (see ``checkpoint``), the folder ``path``; without ``training`` the serial model to predict
-    with, as ``paddle.jit.save`` writes it."""
+    """``Engine.save``: writes a checkpoint (see ``checkpoint``) to the folder ``path``; without ``training``, writes the serial
+    model for prediction, like ``paddle.jit.save``."""
     if training:
         checkpoint.save_checkpoint(path, engine)
     else:
@@ -227,14 +229,14 @@ def save(engine: Any, path: str, training: bool = True) -> None:
 
 
 def load(engine: Any, path: str, strict: bool = True, load_optimizer: bool = True) -> dict[str, Any]:
-    """``Engine.load``: reads a checkpoint that was saved under any plan, before or after the engine is prepared."""
+    """``Engine.load``: loads a checkpoint saved under any plan, before or after the engine is prepared."""
     return checkpoint.load_checkpoint(path, engine, strict=strict, with_optimizer=load_optimizer)
 
 
 def _execute(
     engine: Any, prepared: Prepared, feed: Any, names: list[str], others: list[Any]
 ) -> tuple[dict[str, Any], list[Any]]:
-    """Runs a program: this rank's parts of the outputs of these names, as far as it makes them, and other values."""
+    """Runs a program; returns this rank's parts of the named outputs that it computes, and other values."""
     values = fetches(prepared, names)
     found = engine._executor.run(
         prepared.main, feed=feed, fetch_list=[*values.values(), *others], return_numpy=engine._strategy.return_numpy
@@ -248,9 +250,9 @@ def _outputs(engine: Any, prepared: Prepared, feed: Any) -> dict[str, np.ndarray
 
 
 def _step(engine: Any, prepared: Prepared, batch: Batch) -> dict[str, Any]:
-    """Runs a batch of training or evaluation: its loss, and the metrics of what was run since they were reset."""
+    """Runs a batch of training or evaluation; returns its loss, and the metrics since they were last reset."""
     logs: dict[str, Any] = {}
-    measured = engine._metrics and prepared.jobs is None  # jobs give the outputs of micro batches
+    measured = engine._metrics and prepared.jobs is None  # jobs return the outputs of micro batches
     made, _ = _execute(engine, prepared, batch.feed, [*prepared.loss_names, *(prepared.outputs if measured else ())], [])
     if prepared.loss is not None:
         logs["loss"] = np.mean(whole(prepared.loss, made.get(prepared.loss_names[0])))  # of the micro batches
@@ -268,7 +270,7 @@ def _step(engine: Any, prepared: Prepared, batch: Batch) -> dict[str, Any]:
 
 
 def _rows(engine: Any, batch: Batch, part: Any) -> Layout:
-    """How the rows of a batch lie on the ranks that read them."""
+    """How the rows of a batch are distributed over the ranks that read them."""
     mesh = engine.rule_based_mesh
     at = mesh.axes.index("dp") if "dp" in mesh.axes and batch.divided else -1
     return Layout((batch.size, *np.shape(part)[1:]), tuple(mesh.ranks), tuple(mesh.shape), (at, *(-1,) * (np.ndim(part) - 1)))
@@ -290,7 +292,7 @@ def _prepared_for(engine: Any, mode: str, data: Any, split: int | None, size: in
 
 
 def _names(engine: Any, inputs: int, labels: int = 0) -> list[str]:
-    """The names of inputs and labels: those that the engine was prepared with, else Paddle's."""
+    """The names of inputs and labels: those with which the engine was prepared, else Paddle's."""
     for known_inputs, known_labels in engine_specs(engine).values():
         if len(known_inputs) == inputs and (len(known_labels) == labels or not labels):
             return [spec.name for spec in (*known_inputs, *known_labels[:labels])]
@@ -298,7 +300,7 @@ def _names(engine: Any, inputs: int, labels: int = 0) -> list[str]:
 
 
 def _for_size(engine: Any, full: Prepared, batch: Batch) -> Prepared:
-    """The program for the size of a batch, which may be the last, smaller one."""
+    """The program for the size of a batch, which may be a smaller last batch."""
     size = full.inputs_spec[0].shape[0]
     if batch.size == size and batch.divided:
         engine_programs.activate(engine, full)
@@ -332,11 +334,11 @@ def _no_logs(engine: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def _no_reader(engine: Any, feed_list: Any = ()) -> None:
-    """Paddle's would look for the reader ops of legacy programs."""
+    """Paddle's method would look for the reader ops of legacy programs."""
 
 
 class _Loader:
-    """What ``Engine.dataloader`` returns: an iterable of what the engine feeds; each time through is another epoch."""
+    """What ``Engine.dataloader`` returns: an iterable of the batches that the engine feeds; each iteration is another epoch."""
 
     def __init__(self, reader: Reader, dataset: Any, size: int | None, whole: bool, shuffle: bool, loader: dict[str, Any]):
         self.reader, self.dataset, self.size, self.whole, self.shuffle, self.loader = (

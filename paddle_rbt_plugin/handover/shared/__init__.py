@@ -1,11 +1,11 @@
-"""What programs of both IRs and dygraph share.
+"""What programs of both IRs, and dygraph, share.
 
 - ``conversion``: meshes and placements of a plan as Paddle's own classes.
-- ``strategy``: between Paddle's Strategy and the tuner.
+- ``strategy``: Paddle's Strategy as constraints, and a plan as a Strategy.
 - ``zero``, ``recompute``: which states a plan divides, which layers it recomputes.
-- ``custom_ops``: how a custom op runs on local tensors.
-- ``copies``, ``replicas``: all ranks start from the weights of rank 0; what ranks should hold alike is compared.
-- ``random_streams``: alike where a tensor is replicated, different for every shard.
-- ``engine_state``, ``engine_random``: what an engine holds, whatever programs it runs.
-- ``gloo``, ``gloo_paddle_2``: static programs of CPU processes communicate.
+- ``custom_ops``: custom ops on local tensors.
+- ``copies``, ``replicas``: all ranks start from the weights of rank 0; copies on several ranks are compared.
+- ``random_streams``: equal for replicas of a tensor, different for every shard.
+- ``engine_state``, ``engine_random``: the plan and the random streams of an engine.
+- ``gloo``, ``gloo_paddle_2``: communication of static programs between CPU processes.
 """

@@ -1,7 +1,7 @@
-"""Copies of a model that start alike, whatever its ranks were seeded with.
+"""Makes all copies of a model start equal, however its ranks were seeded.
 
-Every rank builds a whole model and keeps its part. The parts have to be those of one model, that of rank 0, so every parameter
-and buffer is sent from there before it is cut. They are sent one after the other, so this needs the memory of the largest one.
+Every rank builds the whole model and keeps its part. The parts must belong to one model, that of rank 0, so rank 0 broadcasts
+every parameter and buffer before it is sharded. They are sent one at a time, which needs memory for the largest one only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paddle_rbt_plugin.errors import TunerWarning
 
 
 def share_all(tensors: Iterable[tuple[str, Any]]) -> None:
-    """Gives every rank the values that rank 0 has of these named tensors of dygraph; warns once where a rank had others."""
+    """Broadcasts the values of these named dygraph tensors from rank 0; warns once if another rank had different values."""
     sharing = Sharing()
     for name, tensor in tensors:
         sharing.share(name, tensor)
@@ -25,7 +25,7 @@ def share_all(tensors: Iterable[tuple[str, Any]]) -> None:
 
 
 class Sharing:
-    """Sends tensors from rank 0, one at a time, and keeps note of those that were others elsewhere."""
+    """Broadcasts tensors from rank 0, one at a time, and records those that differed on other ranks."""
 
     def __init__(self) -> None:
         self.active = dist.is_initialized() and dist.get_world_size() > 1
@@ -33,7 +33,7 @@ class Sharing:
         self._differ: list[int] = []
 
     def share(self, name: str, tensor: Any) -> None:
-        """One tensor, in place; nothing happens for one that holds nothing yet, or is distributed already."""
+        """Broadcasts one tensor, in place; skips a tensor that is not initialized yet, or already distributed."""
         if not self.active or not tensor._is_initialized() or tensor.is_dist() or 0 in tensor.shape:
             return
         with paddle.base.dygraph.guard(), paddle.no_grad():
@@ -50,7 +50,7 @@ class Sharing:
         self._differ.append(int(differs))
 
     def report(self) -> None:
-        """Warns on rank 0 where any rank held other values."""
+        """Warns on rank 0 if any rank held different values."""
         if not self.active or not self._names:
             return
         with paddle.base.dygraph.guard():
@@ -68,19 +68,19 @@ class Sharing:
 
 
 def as_bytes(tensor: Any) -> Any:
-    """The values of a dense tensor of dygraph as a flat tensor of bytes, of which any two are compared exactly."""
+    """The values of a dense dygraph tensor as a flat tensor of bytes, so that comparison is exact."""
     flat = tensor.detach().reshape([-1])
     return flat.cast("uint8") if flat.dtype == paddle.bool else flat.view("uint8")
 
 
 def _is_lazy(parameter: Any) -> bool:
-    """Whether a parameter was made under ``LazyGuard`` and not initialized since."""
+    """Whether a parameter was made under ``LazyGuard`` and has not been initialized."""
     return not parameter._is_initialized() and not parameter.is_dist() and getattr(parameter, "_init_func", None) is not None
 
 
 class SharedOnTheWay(list[Any]):
-    """A list of parameters that are initialized, where they are not yet, and shared when they are iterated over, one at a time:
-    whoever cuts them and lets go of the whole never holds more than one."""
+    """A list of parameters that initializes each parameter, if needed, and broadcasts it during iteration: code that shards
+    them one by one never holds more than one whole parameter."""
 
     def __iter__(self) -> Iterator[Any]:
         sharing = Sharing()

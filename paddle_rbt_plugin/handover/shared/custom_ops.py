@@ -1,8 +1,8 @@
-"""Hands over custom ops (``paddle.utils.cpp_extension``) that a plugin has named after an op of Paddle.
+"""Hands over custom ops (``paddle.utils.cpp_extension``) that a plugin has mapped to an op of Paddle.
 
-Paddle itself refuses a custom op without a sharding rule where an operand is distributed, in PIR by ending the process. So
-the op runs on the local tensors of a rank: its operands are brought to where the op that it is read as needs them, and its
-results lie as that op's would. This is what was completed and costed.
+Paddle refuses a custom op without a sharding rule if an operand is distributed; in PIR it ends the process. The op therefore
+runs on the local tensors of a rank: its operands are resharded as the mapped op needs them, and its results are placed like
+those of the mapped op. This is what was completed and costed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from paddle_rbt_plugin.graph.pir import dtype_name
 from paddle_rbt_plugin.handover.shared.conversion import Placements, paddle_placements
 
 PREFIX = "custom_op."
-"""How the names of custom ops begin in PIR."""
+"""The prefix of custom ops' names in PIR."""
 
 
 @dataclass(frozen=True)
 class LocalForm:
-    """How a custom op runs on local tensors, as Paddle's placements: where it needs each operand, of what the local gradient of
-    that is part, and how each result lies."""
+    """How a custom op runs on local tensors, as Paddle's placements: those that it needs of each operand, those of the
+    operand's local gradient, and those of each result."""
 
     needs: tuple[Placements, ...]
     gradients: tuple[Placements, ...]
@@ -45,9 +45,9 @@ def local_form(
     mesh: ProcessMesh,
     names: Mapping[str, CanonicalName],
 ) -> LocalForm:
-    """The form of a custom op with these operands by slot. ``names`` are those of ops of Paddle that plugins give custom ops.
+    """The form of a custom op with these operands by slot. ``names`` maps custom ops to ops of Paddle, as plugins say.
 
-    Raises UnsupportedProgram for an op that no plugin has named, and for one whose results are sums over ranks."""
+    Raises UnsupportedProgram for an op that no plugin has mapped, and for one whose results are partial sums."""
     canonical = names.get(name)
     if canonical is None:
         raise UnsupportedProgram(
@@ -84,22 +84,22 @@ def _oracle(mesh: ProcessMesh) -> Oracle:
 
 
 def input_names(name: str) -> list[str]:
-    """The operand slots of a custom op, in the order in which it takes them."""
+    """The operand slots of a custom op, in order."""
     return [slot.name for slot in OpProtoHolder.instance().get_op_proto(name).inputs]
 
 
 def attribute_names(name: str) -> list[str]:
-    """The attributes of a custom op, in the order in which it takes them, after its operands."""
+    """The attributes of a custom op, in the order of its arguments, which follow the operands."""
     return [a.name for a in OpProtoHolder.instance().get_op_proto(name).attrs if not a.extra]
 
 
 def arguments(name: str, operands: Sequence[Sequence[Any]], attrs: Mapping[str, Any]) -> list[Any]:
-    """What a custom op is called with, from the operands of each of its slots and its attributes."""
+    """The arguments of a custom op, from the operands of each slot and the attributes."""
     slots = OpProtoHolder.instance().get_op_proto(name).inputs
     given = [list(of) if slot.duplicable else next(iter(of), None) for slot, of in zip(slots, operands, strict=True)]
     return [name, *given, *(attrs[attribute] for attribute in attribute_names(name))]
 
 
 def operand_of(value: Any, placement: Any) -> Operand:
-    """A value or a tensor as the oracle is asked about it."""
+    """A value or a tensor as an operand of a question to the oracle."""
     return Operand(tuple(value.shape), dtype_name(value.dtype), placement, bool(value.stop_gradient))

@@ -1,7 +1,7 @@
 """Gives engines of PIR programs their initial weights and their random streams.
 
-Weights are shared when the engine cuts them, see ``copies``. Streams are set before each run, see ``random_streams``. Both
-hold for programs of either IR; what only legacy ones need is in ``legacy.random``.
+Weights are broadcast when the engine shards them (``copies``), and streams are set before each run (``random_streams``). Both
+apply to programs of either IR; ``legacy.random`` has what only legacy programs need.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _STREAMS, _LATEST, _SOURCE = "rule_based_streams", "rule_based_latest", "rule_ba
 
 @paddle_change(">=2.6,<3.4", permanent=ENGINES_OF_SCRIPTS)
 def engine_starts_alike(initialize_legacy: Callable[[Callable[[], Any], Any, str], Any]) -> Iterator[Setting]:
-    """Wraps the engine where it initializes a program and where it runs one. ``initialize_legacy`` initializes a legacy program
-    of an engine and mode, given what Paddle does for it.
+    """Wraps the engine's initialization and execution of programs. ``initialize_legacy`` initializes a legacy program of an
+    engine and mode, given Paddle's own function.
 
-    Reason: Paddle leaves every rank the weights and random numbers of its own seed.
+    Reason: in Paddle every rank keeps the weights and random numbers of its own seed.
     """
     initialize = Engine._initialize
 
@@ -45,14 +45,14 @@ def engine_starts_alike(initialize_legacy: Callable[[Callable[[], Any], Any, str
 
 
 def set_streams(engine: Any, mode: str, names: Sequence[str], device: str | None) -> None:
-    """Remembers the random streams of a mode by name, and the shard that ops make which draw from the device's generator."""
+    """Stores the random streams of a mode by name, and the shard computed by ops that draw from the device's generator."""
     vars(engine).setdefault(_STREAMS, {})[mode] = Streams(source_of(engine), tuple(names), device)
     vars(engine)[_LATEST] = mode
 
 
 def source_of(engine: Any) -> Source:
-    """What the random numbers of an engine come from: the seed that all ranks share, and the number of runs. Both can be set,
-    alike on all ranks."""
+    """The source of an engine's random numbers: the seed that all ranks share, and the number of runs. Both can be set, to the
+    same values on all ranks."""
     if _SOURCE not in vars(engine):
         vars(engine)[_SOURCE] = Source(common_seed())
     found: Source = vars(engine)[_SOURCE]
@@ -60,13 +60,14 @@ def source_of(engine: Any) -> Source:
 
 
 def streams_of(engine: Any, mode: str) -> Streams | None:
-    """The random streams of an engine's program of a mode, the one that was prepared last."""
+    """The random streams of an engine's program for a mode, the one prepared last."""
     found: Streams | None = vars(engine).get(_STREAMS, {}).get(mode)
     return found
 
 
 def _on_streams(engine: Any, run: Callable[..., Any]) -> Callable[..., Any]:
-    """An executor's ``run`` on the streams of the next step. In PIR each program has an executor; legacy ones share one."""
+    """An executor's ``run`` with the streams of the next step. In PIR each program has its own executor; legacy programs share
+    one."""
     own = streams_of(engine, vars(engine).get(_LATEST, "")) if getattr(engine, "_in_pir_mode", False) else None
 
     @functools.wraps(run)
@@ -92,7 +93,7 @@ def _initialize_pir(initialize: Callable[[], Any], engine: Any, mode: str) -> An
 
 
 def _init_shared(init_pir: Any, helper: Any, *args: Any) -> Any:
-    """Cuts the parameters that rank 0 has."""
+    """Shards the parameters of rank 0."""
     concrete = helper.concrete_program
     before = concrete.parameters
     concrete.parameters = (SharedOnTheWay(before[0]), *before[1:])

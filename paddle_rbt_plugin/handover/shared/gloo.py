@@ -1,4 +1,4 @@
-"""Static programs of CPU processes communicate through gloo."""
+"""Communication of static programs between CPU processes through gloo."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from paddle_rbt_plugin.patching import Attribute, Flag, Setting, on_cpu, paddle_
 
 
 def enable_static_training_on_cpu(meshes: Sequence[Any]) -> None:
-    """Lets a static PIR program communicate between CPU processes through gloo. Does nothing on a GPU build.
+    """Makes static PIR programs communicate between CPU processes through gloo. Does nothing on a GPU build.
 
-    ``meshes`` are Paddle process meshes; the communication groups of each are made here, in the same order on every rank, since
-    group ids are counted per rank while gloo's store keys hold nothing but the id, so that ranks which create their groups in
-    different orders wait for each other forever.
+    ``meshes`` are Paddle process meshes; their communication groups are created here, in the same order on every rank. Group
+    ids are counted per rank, and gloo's store keys contain only the id, so ranks that create groups in different orders would
+    wait for each other forever.
 
-    Raises TunerError for a mesh with two active axes: there every ring of the CPU executor behaves as the first one used,
-    and the results are wrong without an error (native Paddle included).
+    Raises TunerError for a mesh with two active axes: there every ring of the CPU executor behaves like the first one used, and
+    results are wrong without an error, in Paddle alone as well.
     """
     import paddle
     from paddle.distributed.auto_parallel.static import process_group
@@ -48,11 +48,11 @@ def enable_static_training_on_cpu(meshes: Sequence[Any]) -> None:
 
 @paddle_change(">=3.0,<3.4", lacking=on_cpu, permanent="the executor runs such programs until the job ends")
 def programs_communicate_through_gloo() -> Iterator[Setting]:
-    """Lets static programs communicate between CPU processes.
+    """Makes static programs communicate between CPU processes.
 
-    Reason: ``ProcessGroup.instantiate`` asserts a CUDA device; ``ProgramHelper.init_pir`` runs a barrier that only NCCL has;
-    so are reduce-scatter and all-to-all, which become an all-reduce or all-gather and a slice; and the executor starts several
-    threads, which run ops that do not depend on each other in any order, so that ranks may meet in different collectives.
+    Reason: ``ProcessGroup.instantiate`` asserts a CUDA device; ``ProgramHelper.init_pir`` runs a barrier that only NCCL has.
+    Only NCCL has reduce-scatter and all-to-all, which are replaced by an all-reduce or all-gather and a slice. The executor
+    starts several threads, which run independent ops in any order, so ranks may meet in different collectives.
     """
     import paddle
     from paddle.distributed.auto_parallel.static import process_group
@@ -66,7 +66,7 @@ def programs_communicate_through_gloo() -> Iterator[Setting]:
 
 
 def _instantiate_gloo(group: Any) -> None:
-    """Replaces ``ProcessGroup.instantiate``; ring 0 exists since ``init_parallel_env``, and making it again would hang."""
+    """Replaces ``ProcessGroup.instantiate``; ring 0 exists since ``init_parallel_env``, and creating it again would hang."""
     from paddle.base import core
     from paddle.distributed.auto_parallel.static import process_group
 
@@ -78,7 +78,7 @@ def _instantiate_gloo(group: Any) -> None:
 
 
 def reshard_through_whole(_: Any, source: Any, target: Any, value: Any, target_type: Any) -> Any:
-    """A ``ReshardFunction.reshard`` that makes the whole tensor on every rank, and then what is wanted of it."""
+    """A ``ReshardFunction.reshard`` that gathers the whole tensor on every rank, and then takes the part that is needed."""
     import paddle
     from paddle.distributed.auto_parallel.static.reshard_funcs.base_reshard_func import choose_reshard_func
 

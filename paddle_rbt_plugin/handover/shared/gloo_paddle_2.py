@@ -1,7 +1,7 @@
 """Communication between CPU processes in legacy programs of Paddle 2.6.
 
-Its collectives know one group on CPUs, that of all processes, whatever their ring is. ``enable_static_training_on_cpu`` sees to
-it that a plan has one active mesh axis, so that its groups are that one.
+On CPUs its collectives support only the group of all processes, whatever their ring is. ``enable_static_training_on_cpu`` makes
+sure that a plan has one active mesh axis, so that this is its only group.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from paddle_rbt_plugin.patching import Attribute, Setting, on_cpu, paddle_change
 
 
 def enable_on_cpu_of_paddle_2() -> None:
-    """Connects all processes for the collectives of static programs, once.
+    """Connects all processes for the collectives of static programs; later calls do nothing.
 
-    ``ProcessGroup.instantiate`` asserts a CUDA device, and ``init_parallel_env`` connects dygraph only: ``You must
-    initialize the gloo environment first``. Paddle's ``gloo_init_parallel_env`` does the rest, but needs an address that all
-    know, and starts its server in a process of its own, which runs the training script again where processes are spawned."""
+    ``ProcessGroup.instantiate`` asserts a CUDA device, and ``init_parallel_env`` connects only dygraph: ``You must initialize
+    the gloo environment first``. Paddle's ``gloo_init_parallel_env`` does the rest, but needs an address known to all, and
+    starts its server in a separate process, which runs the training script again if processes are spawned."""
     paddle_2_communicates_through_gloo.install()
     if not _contexts:
         _contexts.append(_connect(paddle.distributed.get_rank(), paddle.distributed.get_world_size()))
@@ -34,9 +34,9 @@ def enable_on_cpu_of_paddle_2() -> None:
 
 @paddle_change(">=2.6,<3.0", lacking=on_cpu, permanent="the executor runs such programs until the job ends")
 def paddle_2_communicates_through_gloo() -> Iterator[Setting]:
-    """Lets legacy programs of Paddle 2.6 communicate between CPU processes.
+    """Makes legacy programs of Paddle 2.6 communicate between CPU processes.
 
-    Reason: ``ProcessGroup.instantiate`` asserts a CUDA device, and only NCCL has the barrier of programs.
+    Reason: ``ProcessGroup.instantiate`` asserts a CUDA device, and only NCCL has the barrier used by programs.
     """
     from paddle.distributed.auto_parallel.static import process_group
 
@@ -64,7 +64,7 @@ def _connect(rank: int, processes: int) -> Any:
         strategy.init_seconds, strategy.run_seconds = 600, 9999999
         context = core.GlooParallelContext(strategy)
         context.init()
-        with dygraph.guard():  # all have found each other before the server ends
+        with dygraph.guard():  # all processes are connected before the server ends
             paddle.distributed.barrier()
     finally:
         if server is not None:
@@ -74,8 +74,8 @@ def _connect(rank: int, processes: int) -> Any:
 
 
 def _serve(port: int, processes: int) -> Any:
-    """A process that keeps what the others tell of themselves while they connect, which holds this one's interpreter lock. It
-    ends with this one, whose end it reads from its input."""
+    """A process that runs the key-value server while the others connect, since connecting holds this process's interpreter
+    lock. It ends with this process, when its input is closed."""
     spec = importlib.util.find_spec("paddle.distributed.fleet.utils.http_server")
     assert spec is not None and spec.origin is not None
     command = [sys.executable, "-c", _SERVER, spec.origin, str(port), str(processes)]
@@ -96,7 +96,7 @@ sys.stdin.read()
 
 
 def _address() -> tuple[str, int]:
-    """Where the first process can be reached, with a port that is free."""
+    """The address of the first process, with a free port."""
     host = paddle.distributed.ParallelEnv().current_endpoint.split(":")[0] or "127.0.0.1"
     with socket.socket() as free:
         free.bind(("", 0))
@@ -104,7 +104,7 @@ def _address() -> tuple[str, int]:
 
 
 def _from_first(rank: int, host: str, port: int) -> tuple[str, int]:
-    """The address that the first process has, in all of them."""
+    """The address of the first process, on all processes."""
     numbers = [*map(int, socket.inet_aton(socket.gethostbyname(host)) if rank == 0 else bytes(4)), port]
     told = paddle.to_tensor(numbers, dtype="int64")
     paddle.distributed.broadcast(told, src=0)
@@ -113,4 +113,4 @@ def _from_first(rank: int, host: str, port: int) -> tuple[str, int]:
 
 
 _contexts: list[Any] = []
-"""What keeps the processes connected; made once in a process."""
+"""The object that keeps the processes connected; created once per process."""

@@ -1,12 +1,12 @@
-"""Random streams of a job: alike where a tensor is replicated, different for every shard.
+"""Random streams of a job: equal for replicas of a tensor, different for every shard.
 
-All ranks agree on one number, the seed that rank 0 was given by ``paddle.seed``, or has drawn itself. Everything else is
-hashed from it, so no rank depends on what another one has drawn, nor on what its own script draws between two steps:
+All ranks share one number, the seed of rank 0, which ``paddle.seed`` has set or which was drawn. All other seeds are hashed
+from it, so no rank depends on what another rank has drawn, nor on what its own script draws between two steps:
 
     seed of a stream = hash(common seed, which op, coordinates of this rank along the axes that shard the result, step)
 
-``Streams`` holds the streams that the program of an engine reads. Before each run it sets all of them for the step, and the
-generator of the device with them, which it gives back afterwards. Ops that draw from that generator draw whole tensors.
+``Streams`` holds the streams that the program of an engine reads. Before each run it sets them, and the generator of the
+device, for the step; it restores the generator afterwards. Ops that draw from that generator draw whole tensors.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ PREFIX = "rule_based_tuner"
 """How the names of generators begin."""
 _DEVICE = "device"
 _registered: set[str] = set()
-"""Names that Paddle's table of generators holds, which cannot be asked for them."""
+"""Names in Paddle's table of generators, which cannot be queried."""
 
 
 def hashed(*parts: Any) -> int:
-    """A seed from numbers and names, the same in every process; never 0, which Paddle takes for none, and 32 bits, which is
-    what its generators read of a seed."""
+    """A seed from numbers and names, the same in every process; never 0, which Paddle takes for no seed, and of 32 bits, which
+    is all that its generators use."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % (2**31 - 1) + 1
 
 
 def common_seed() -> int:
-    """The seed of rank 0, which all ranks that call this get; that of this process where there is no other."""
+    """The seed of rank 0, on all ranks, which must all call this; with a single process, its own seed."""
     seed = device_generator().initial_seed() % 2**62
     if not dist.is_initialized() or dist.get_world_size() < 2:
         return int(seed)
@@ -66,7 +66,7 @@ def device_generator() -> Any:
 
 @contextmanager
 def seeded(generator: Any, seed: int) -> Iterator[None]:
-    """Lets a generator draw from ``seed``; it goes on as before afterwards."""
+    """Makes a generator draw from ``seed``; its state is restored afterwards."""
     before = generator.get_state()
     generator.manual_seed(seed)
     try:
@@ -76,7 +76,7 @@ def seeded(generator: Any, seed: int) -> Iterator[None]:
 
 
 def coordinates(placement: Placement, mesh: ProcessMesh, rank: int) -> str:
-    """Which shard of a tensor a rank holds, such as ``dp=1,mp=0``; empty where it holds the whole."""
+    """The shard of a tensor that a rank holds, such as ``dp=1,mp=0``; empty if it holds the whole tensor."""
     sharding = sorted({axis for axis in placement.dims_mapping if axis >= 0 and mesh.shape[axis] > 1})
     return ",".join(f"{mesh.axes[axis]}={mesh.coordinate(rank, mesh.axes[axis])}" for axis in sharding)
 
@@ -87,7 +87,7 @@ def stream_name(number: int, shard: str) -> str:
 
 
 def register(names: Sequence[str], seed: int, step: int = 0) -> None:
-    """Seeds the generators of these names for a step; makes them where they are not there yet."""
+    """Seeds the generators of these names for a step, and creates missing ones."""
     for name in names:
         if name not in _registered:
             _registered.add(name)
@@ -98,7 +98,7 @@ def register(names: Sequence[str], seed: int, step: int = 0) -> None:
 
 @dataclass
 class Source:
-    """What the streams of an engine are hashed from, in a step. With both numbers put back, training goes on with the random
+    """What the streams of an engine are hashed from in a step. If both numbers are restored, training continues with the random
     numbers that it would have drawn."""
 
     seed: int
@@ -107,16 +107,16 @@ class Source:
 
 @dataclass
 class Streams:
-    """The random streams of one program; programs of one engine share a source, and so never draw from one seed twice."""
+    """The random streams of one program. The programs of an engine share a source, so they never use a seed twice."""
 
     source: Source
     names: tuple[str, ...]
     device: str | None = None
-    """The shard that ops make which draw from the generator of the device; None where there are no such ops."""
+    """The shard computed by ops that draw from the generator of the device; None if there are none."""
 
     @contextmanager
     def of_next_step(self) -> Iterator[None]:
-        """Sets the streams for a run of the program, of whatever number of micro batches."""
+        """Sets the streams for a run of the program, with any number of micro batches."""
         seed, step = self.source.seed, self.source.step
         self.source.step += 1
         register(self.names, seed, step)
@@ -129,9 +129,9 @@ class Streams:
 
 @paddle_change(">=2.6,<3.4")
 def ops_run_in_order() -> Iterator[Setting]:
-    """Lets the executor run ops one after the other.
+    """Makes the executor run ops sequentially.
 
-    Reason: on CPUs it starts several threads, which draw in any order: of the ops that read the generator of the device Paddle
-    orders some only.
+    Reason: on CPUs it starts several threads, which draw in any order; Paddle orders only some of the ops that read the
+    generator of the device.
     """
     yield Flag("FLAGS_enable_pir_in_executor_trace_run", True)

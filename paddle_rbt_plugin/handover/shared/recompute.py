@@ -11,5 +11,5 @@ def recomputes(plan: Plan) -> bool:
 
 
 def strategy_of(plan: Plan, entry: int) -> str:
-    """How the layers of an entry of ``plan.stages`` are recomputed: none, selective or full."""
+    """The recomputation of the layers of an entry of ``plan.stages``: none, selective or full."""
     return plan.stages[entry].recompute or plan.recompute

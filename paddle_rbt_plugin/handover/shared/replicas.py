@@ -1,7 +1,7 @@
-"""Whether the ranks hold alike what they should: a replicated tensor on all ranks, a shard on those that hold the same one.
+"""Checks that copies are equal: of a replicated tensor on all ranks, of a shard on the ranks that hold it.
 
-Each rank makes a number of every tensor's bytes, all ranks get all numbers, and those of the ranks of one replica group are
-compared. Eight bytes per tensor and rank are communicated.
+Each rank hashes the bytes of every tensor to a number, all ranks exchange these numbers, and the numbers within each replica
+group are compared. Eight bytes per tensor and rank are communicated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from paddle_rbt_plugin.plan.plan import Plan
 
 @dataclass(frozen=True)
 class Held:
-    """What this rank holds of a tensor, as an array, and how the whole lies on a mesh; no array where it holds nothing."""
+    """The part of a tensor that this rank holds, as an array (None if it holds nothing), and the tensor's placement on a
+    mesh."""
 
     name: str
     array: np.ndarray[Any, Any] | None
@@ -34,7 +35,8 @@ class Held:
 
 
 def check_layer(plan: Plan, model: Any) -> None:
-    """Compares the parameters and buffers of a Layer that ``shard_layer`` has sharded, over all ranks. All ranks call it.
+    """Compares the parameters and buffers of a Layer that ``shard_layer`` has sharded, across all ranks. All ranks must call
+    it.
 
     Raises HandoverError on every rank that names the first tensor that differs, and the ranks."""
     whole = plan.stages[0].process_mesh
@@ -42,8 +44,8 @@ def check_layer(plan: Plan, model: Any) -> None:
 
 
 def check_replicas(engine: Any) -> None:
-    """Compares the weights and optimizer states that an ``auto.Engine`` or a ``DistModel`` trains, over all ranks. All ranks
-    call it, after the engine was prepared for training.
+    """Compares the weights and optimizer states of an ``auto.Engine`` or a ``DistModel`` across all ranks. All ranks must call
+    it, after the engine is prepared for training.
 
     Raises HandoverError on every rank that names the first tensor that differs, and the ranks; TunerError for an engine that
     was not prepared."""
@@ -97,7 +99,9 @@ def _structured_names(engine: Any) -> dict[str, str]:
     if not isinstance(engine._model, paddle.nn.Layer):
         return {}
     names: dict[str, str] = {}
-    for path, layer in engine._model.named_sublayers(include_self=True):  # named_parameters takes values of PIR only, by now
+    for path, layer in engine._model.named_sublayers(
+        include_self=True
+    ):  # named_parameters accepts only values of PIR at this point
         for name, parameter in layer._parameters.items():
             if parameter is not None:
                 names.setdefault(parameter.name, f"{path}.{name}" if path else name)
@@ -132,7 +136,7 @@ def _check(tensors: Sequence[Held]) -> None:
 
 
 def _groups(held: Held) -> Iterable[list[int]]:
-    """The ranks that should hold the same, for each shard of a tensor."""
+    """The ranks that should hold equal values, for each shard of a tensor."""
     groups: dict[str, list[int]] = {}
     for rank in held.mesh.ranks:
         groups.setdefault(coordinates(held.placement, held.mesh, rank), []).append(rank)
@@ -148,7 +152,7 @@ def _number(data: bytes) -> int:
 
 
 def _gathered(numbers: Sequence[int]) -> list[list[int]]:
-    """The numbers of every rank; those of ranks with more or fewer tensors differ in the first."""
+    """The numbers of every rank; ranks with other tensors differ in the first number."""
     with paddle.base.dygraph.guard():
         count = paddle.to_tensor([len(numbers)], dtype="int64")
         counts: list[Any] = []

@@ -1,4 +1,4 @@
-"""Between Paddle's Strategy and the tuner: what a strategy fixes, and the strategy that a plan asks for."""
+"""Paddle's Strategy and the tuner: the constraints of a strategy, and the strategy of a plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
 def is_enabled(tuning: Any) -> bool:
     """True when ``strategy.tuning`` asks for this tuner; ``enable`` without ``pass_name`` keeps Paddle's own meaning.
 
-    Raises TunerError for the name of a pass that nobody has registered."""
+    Raises TunerError for the name of a pass that is not registered."""
     from paddle.distributed.passes.pass_base import PassBase
 
     if tuning is None or not tuning.enable:
@@ -31,8 +31,8 @@ def is_enabled(tuning: Any) -> bool:
 
 
 def _field(tuning: Any, name: str) -> Any:
-    """A field of ``strategy.tuning``. A strategy made from a dict before this package was imported did not take over the
-    fields that Paddle does not know, but it keeps the dict."""
+    """A field of ``strategy.tuning``. A strategy made from a dict before this package was imported lacks the fields unknown to
+    Paddle, but it keeps the dict."""
     value = getattr(tuning, name, None)
     return (tuning._config_dict or {}).get(name) if value is None else value
 
@@ -51,12 +51,12 @@ def settings_of(tuning: Any) -> Settings:
 
 
 def precision_of(strategy: Any) -> str:
-    """The precision that ``strategy.amp`` trains in."""
+    """The training precision according to ``strategy.amp``."""
     return _PRECISIONS[strategy.amp.dtype] if strategy.amp.enable else "fp32"
 
 
 def set_pipeline(strategy: Any, plan: Plan) -> None:
-    """Fills in ``strategy.pipeline`` as planned; a plan of one stage leaves it alone."""
+    """Sets ``strategy.pipeline`` as planned; a plan with one stage leaves it unchanged."""
     if plan.degrees["pp"] == 1:
         return
     strategy.pipeline.enable = True
@@ -68,15 +68,15 @@ def set_pipeline(strategy: Any, plan: Plan) -> None:
 
 
 def accumulate_steps_of(strategy: Any) -> int:
-    """Micro batches per optimizer step: the program holds one of them."""
+    """Micro batches per optimizer step; the program computes one of them."""
     if strategy.pipeline.enable:
         return int(strategy.pipeline.accumulate_steps)
     return int(strategy.gradient_merge.k_steps) if strategy.gradient_merge.enable else 1
 
 
 def constraints_of(strategy: Any, legacy: bool = False) -> list[Constraint]:
-    """What the strategy, and what the engine can execute of programs of that IR, leave of the search space. What PIR programs
-    recompute is in ``recompute.constraints``, how they divide states in ``zero.constraint``."""
+    """The constraints of the strategy, and of what the engine can execute in that IR. ``recompute.constraints`` and
+    ``zero.constraint`` have those of PIR programs on recomputation and on divided states."""
     recompute = None if not legacy else "full" if strategy.recompute.enable else "none"
     sharding = None if not legacy else int(strategy.sharding.stage) if strategy.sharding.enable else 0
     pipeline = legacy or strategy.pipeline.enable or not _is_cpu_job()
@@ -92,12 +92,13 @@ def constraints_of(strategy: Any, legacy: bool = False) -> list[Constraint]:
 
 
 def _not_interleaved() -> str | None:
-    """Why the engine does not run the interleaved schedule for PIR programs; None where it does."""
+    """Why the engine cannot run the interleaved schedule for PIR programs; None if it can."""
     return None if can_interleave() else "executing a PIR program by Paddle 3.0, which cannot interleave it"
 
 
 def can_interleave() -> bool:
-    """Whether this Paddle makes jobs of interleaved PIR programs: 3.0 fails on the optimizer's part of a marked program."""
+    """Whether this Paddle can split interleaved PIR programs into jobs; 3.0 fails on the optimizer's part of a marked
+    program."""
     from paddle.distributed.passes.pipeline_scheduler_pass.pipeline_vpp import PipelineVirtualPipelinePass
 
     return hasattr(PipelineVirtualPipelinePass, "RECV_FORWARD")
@@ -111,9 +112,8 @@ def as_the_program_runs(
     pipeline: bool = False,
     not_interleaved: str | None = "executing a program outside of auto.Engine and dist.to_static",
 ) -> list[Constraint]:
-    """What annotating a program cannot change: it accumulates, recomputes and shards as the strategy around it says, and, in
-    PIR, is ``not_interleaved`` for the reason given, if there is one. With ``recompute`` or ``sharding`` None it does so as
-    planned."""
+    """Constraints for annotated programs: they accumulate, recompute and shard as the surrounding strategy says, and in PIR are
+    not interleaved if ``not_interleaved`` gives a reason. If ``recompute`` or ``sharding`` is None, it follows the plan."""
     kept: dict[str, tuple] = {"sequence_parallel": (False,), "layer_meshes": ("one",)}
     executed = [Constraint(f"executing a {'legacy' if legacy else 'PIR'} program in this version", kept)]
     if not legacy and not_interleaved is not None:
@@ -135,7 +135,7 @@ def _is_cpu_job() -> bool:
 
 
 def to_strategy(plan: Plan) -> Any:
-    """A ``paddle.distributed.Strategy`` with the pipeline, accumulation, recompute, sharding and precision of the plan."""
+    """A ``paddle.distributed.Strategy`` with the pipeline, accumulation, recomputation, sharding and precision of the plan."""
     import paddle.distributed as dist
 
     strategy = dist.Strategy()
@@ -145,7 +145,7 @@ def to_strategy(plan: Plan) -> Any:
         strategy.gradient_merge.k_steps = plan.accumulate_steps
         strategy.gradient_merge.avg = True
     if plan.recompute != "none":
-        strategy._recompute.enable = True  # not public on this class, but what dist.to_static hands on
+        strategy._recompute.enable = True  # not public on this class, but read by dist.to_static
     if plan.sharding_stage:
         strategy.sharding.enable = True
         strategy.sharding.stage = plan.sharding_stage
