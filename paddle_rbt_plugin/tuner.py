@@ -24,9 +24,10 @@ from paddle_rbt_plugin.plan.build import make_plan
 from paddle_rbt_plugin.plan.explain import decision
 from paddle_rbt_plugin.plan.files import check_writable
 from paddle_rbt_plugin.plan.plan import Plan
-from paddle_rbt_plugin.plugins import load_plugins
+from paddle_rbt_plugin.plan.remembered import RememberedPlan
+from paddle_rbt_plugin.plugins import Plugins, load_plugins
 from paddle_rbt_plugin.request import Request
-from paddle_rbt_plugin.search import Analysis, Search, analyse, run_level
+from paddle_rbt_plugin.search import Analysis, Progress, Search, analyse, run_level
 
 
 def tune_graph(graph: Graph, request: Request) -> Plan:
@@ -50,17 +51,35 @@ def collection_paused() -> Iterator[None]:
 
 
 def _searched(graph: Graph, request: Request) -> Plan:
-    settings, cluster, space = request.settings, request.cluster, request.space
+    settings = request.settings
     if settings.save_path is not None:
         check_writable(settings.save_path)
     plugins = load_plugins(settings.blocked_plugins)
+    remembered = RememberedPlan(cache_folder(settings.cache), graph, request, plugins)
+    plan = remembered.find()
+    if plan is None:
+        plan, is_final = _planned(graph, request, plugins)
+        if is_final:
+            remembered.keep(plan)
+    elif request.progress is not None:
+        best = plan.candidates[0]
+        request.progress(Progress(1, 1, {}, best, best["step_time_s"], is_estimated=True))
+    if settings.save_path is not None:
+        plan.save(settings.save_path)
+    return plan
+
+
+def _planned(graph: Graph, request: Request, plugins: Plugins) -> tuple[Plan, bool]:
+    """The plan, and whether planning it again would neither change it nor warn."""
+    settings, cluster, space = request.settings, request.cluster, request.space
     cost_model = plugins.cost_model(settings.cost_model)
     patterns = {p.name: p for p in (*plugins.patterns, *request.patterns)}.values()
     forms = forms_on(cluster) if request.rewrite else CPU_FORMS
     answers = Answers(cache_folder(settings.cache))
     analysis = analyse(graph, patterns, rewrite=request.rewrite, op_names=plugins.op_names, forms=forms, answers=answers)
     training = request.training(analysis.batch)
-    if not analysis.matches.matches:
+    matches = analysis.matches
+    if not matches.matches:
         _warn_nothing_matched(analysis)
     for constraint in request.constraints:
         space = space.restrict(constraint.reason, **constraint.values)
@@ -71,9 +90,7 @@ def _searched(graph: Graph, request: Request) -> Plan:
     finally:
         answers.save()
     plan = make_plan(analysis, result, cluster, training, settings.level, cost_model.to_dict())
-    if settings.save_path is not None:
-        plan.save(settings.save_path)
-    return plan
+    return plan, bool(matches.matches) and not (matches.failed or matches.incomplete or search.deadline.stopped)
 
 
 def _loaded(graph: Graph, request: Request) -> Plan:
