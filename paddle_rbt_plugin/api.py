@@ -18,6 +18,7 @@ from paddle_rbt_plugin.graph import Graph, is_legacy, read_program
 from paddle_rbt_plugin.graph.legacy import read_legacy_program
 from paddle_rbt_plugin.handover.dygraph import sharding
 from paddle_rbt_plugin.handover.legacy.judge import tune_legacy
+from paddle_rbt_plugin.handover.pir.static_shapes import with_static_shapes
 from paddle_rbt_plugin.handover.pir.trace import trace_layer, with_batch
 from paddle_rbt_plugin.handover.shared.replicas import check_layer
 from paddle_rbt_plugin.handover.shared.strategy import to_strategy
@@ -89,4 +90,4 @@ def _graph(program: Any, input_spec: Any, labels_spec: Sequence[Any], loss: Any,
         return trace_layer(program, specs, loss, labels, batch).graph
     if not hasattr(program, "global_block"):
         raise UnsupportedProgram(f"only a static Program or a paddle.nn.Layer can be planned, not {type(program).__name__}")
-    return read_program(program, loss)
+    return read_program(*with_static_shapes(program, loss))

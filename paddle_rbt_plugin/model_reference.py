@@ -17,6 +17,7 @@ from paddle_rbt_plugin.errors import ModelError, TunerError, error_message
 from paddle_rbt_plugin.graph import Graph, read_program
 from paddle_rbt_plugin.handover.pir.configs import config_graph
 from paddle_rbt_plugin.handover.pir.saved import load_program
+from paddle_rbt_plugin.handover.pir.static_shapes import make_shapes_static
 from paddle_rbt_plugin.handover.pir.trace import Trace, trace_layer, with_batch
 from paddle_rbt_plugin.models import Config, build, config_names, input_spec, load_config, named_config
 
@@ -72,6 +73,7 @@ def _trace(reference: str, batch: int) -> Trace:
 
 
 def _read(program: Any) -> Trace:
+    make_shapes_static(program)
     return Trace(program, read_program(program))
 
 

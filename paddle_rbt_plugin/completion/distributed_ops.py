@@ -6,8 +6,9 @@ The oracle asks with these functions, and hand-over builds with them, so both do
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from paddle_rbt_plugin.completion.placement import Placement
@@ -53,6 +54,15 @@ def call_op(name: str, attrs: Iterable[tuple[str, Any]], inputs: Mapping[str, Se
     """Builds an op in the current program from its inputs by slot and its plain attributes; returns all of its results.
 
     Raises UnsupportedProgram for an op that the installed Paddle does not list."""
+    built = op_call(name, attrs, inputs)()
+    first = next(v for v in (built if isinstance(built, (list, tuple)) else [built]) if v is not None)
+    return [v for r in producer_of(first).results() for v in result_tensors(r)]
+
+
+def op_call(name: str, attrs: Iterable[tuple[str, Any]], inputs: Mapping[str, Sequence[Any]]) -> Callable[[], Any]:
+    """The call that builds an op of PIR, or that computes it where its inputs are tensors of dygraph.
+
+    Raises UnsupportedProgram for an op that the installed Paddle does not list."""
     from paddle.base import core
 
     function, arguments = _function(name)
@@ -73,9 +83,7 @@ def call_op(name: str, attrs: Iterable[tuple[str, Any]], inputs: Mapping[str, Se
             args.append(list(value) if isinstance(value, tuple) else value)
     if name in _COUNTED_FROM_THE_FRONT:
         args[1] = _number(args[1]) % len(args[0].shape)
-    built = function(*args)
-    first = next(v for v in (built if isinstance(built, (list, tuple)) else [built]) if v is not None)
-    return [v for r in producer_of(first).results() for v in result_tensors(r)]
+    return partial(function, *args)
 
 
 _COUNTED_FROM_THE_FRONT = frozenset({"cumsum"})

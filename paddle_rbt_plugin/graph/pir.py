@@ -105,7 +105,7 @@ class Reader:
         if any(n < 0 for n in shape):
             raise UnsupportedProgram(
                 f"tensor {name!r} has the dynamic shape {list(shape)}; give every dimension of the input_spec a size, "
-                "the batch dimension included"
+                "the batch dimension included. Shapes that depend on values, as of masked_select, cannot be planned"
             )
         index = len(self.tensors)
         self.tensors.append(
@@ -136,7 +136,7 @@ class Reader:
         stored = op.attrs()  # a copy with the stack of the caller, which takes its time
         attrs = _plain_values(stored)
         inputs: dict[str, tuple[int, ...]] = {}
-        kinds = _kinds(op_name)
+        kinds = argument_kinds(op_name)
         slots_in, slots_out = self._slots(op_name, op)
         for slot, value in zip(slots_in, self.operands[source], strict=True):
             if not is_present(value):
@@ -144,7 +144,7 @@ class Reader:
             elif kinds.get(slot) != "constant" and value.id in self.index_of:
                 inputs[slot] = (self.index_of[value.id],)
             elif kinds.get(slot) == "constant" and (constant := value.get_defining_op()).name() in CONSTANT_OPS:
-                attrs[slot] = _constant(constant)
+                attrs[slot] = constant_value(constant)
             elif is_list(value) and (container := value.get_defining_op()).name() == "builtin.combine":
                 inputs[slot] = tuple(self._operand(v) for v in container.operands_source())
             else:
@@ -172,7 +172,7 @@ class Reader:
                 kinds: list[str | None] = [None] * len(operands)
             else:
                 if name not in known:
-                    known[name] = [_kinds(name).get(slot, "tensor") for slot in self._slots(name, op)[0]]
+                    known[name] = [argument_kinds(name).get(slot, "tensor") for slot in self._slots(name, op)[0]]
                 kinds = known[name]
             for value, kind in zip(operands, kinds, strict=True):
                 if is_present(value):
@@ -234,7 +234,7 @@ class Reader:
         return scalars[0].index
 
 
-def _constant(op: Any) -> Any:
+def constant_value(op: Any) -> Any:
     """The value of a constant op; ``full`` keeps its value as a float whatever its dtype."""
     attrs = op.attrs()
     value = _plain(attrs["value"])
@@ -259,7 +259,7 @@ def is_list(value: Any) -> bool:
 
 
 @cache
-def _kinds(op: str) -> Mapping[str, ArgumentKind]:
+def argument_kinds(op: str) -> Mapping[str, ArgumentKind]:
     """The kind of each argument of an op, by its name."""
     return MappingProxyType({a.name: a.kind for a in signature(op.split(".", 1)[1]) or ()})
 

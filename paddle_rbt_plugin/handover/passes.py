@@ -30,6 +30,7 @@ from paddle_rbt_plugin.handover.pir.pipeline import annotate_plan
 from paddle_rbt_plugin.handover.pir.recompute import is_allowed, mark
 from paddle_rbt_plugin.handover.pir.seeds import register_streams, stream_names
 from paddle_rbt_plugin.handover.pir.shared_weights import copies_in, original_name
+from paddle_rbt_plugin.handover.pir.static_shapes import make_shapes_static
 from paddle_rbt_plugin.handover.shared.conversion import paddle_mesh
 from paddle_rbt_plugin.handover.shared.gloo import enable_static_training_on_cpu
 from paddle_rbt_plugin.handover.shared.random_streams import common_seed
@@ -62,6 +63,8 @@ class RuleBasedTunerPass(PassBase):
         if not alone or world > 1 or settings.cluster is None:
             check_job(request.cluster, world)
         legacy = read_legacy_program(main_program, loss) if is_legacy(main_program) else None
+        if legacy is None:
+            make_shapes_static(main_program)
         graph = legacy.graph if legacy is not None else read_program(main_program, loss)
         if constraints is None:
             steps = (request.global_batch or 0) // graph.batch.size

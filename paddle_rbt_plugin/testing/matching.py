@@ -7,6 +7,7 @@ from typing import Any
 
 from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph import Graph, read_program
+from paddle_rbt_plugin.handover.pir.static_shapes import with_static_shapes
 from paddle_rbt_plugin.pattern import CompiledPattern, Pattern, compile_pattern
 from paddle_rbt_plugin.pattern.report import MatchReport, match_report
 from paddle_rbt_plugin.plugins import Plugins, load_plugins
@@ -72,7 +73,7 @@ def graph_of(model: Any, input_spec: Sequence[Any] | None = None, loss: Any = No
             )
         return trace_layer(model, input_spec, loss, labels_spec).graph
     if hasattr(model, "global_block"):
-        return read_program(model, loss)
+        return read_program(*with_static_shapes(model, loss))
     raise TunerError(
         f"only a Layer, a static Program, a Graph or the name of a model can be matched, not {type(model).__name__}"
     )

@@ -1,4 +1,5 @@
-"""GPT-2 as Megatron-LM writes it: one weight for query, key and value, [heads, 3, d]; positions counted in the program."""
+"""GPT-2 as Megatron-LM writes it: one weight for query, key and value, [heads, 3, d]; positions counted in the program, shapes
+read by ``paddle.shape`` as for exported models."""
 
 import paddle
 from paddle import nn
@@ -16,7 +17,8 @@ class Block(nn.Layer):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x, mask):
-        qkv = paddle.reshape(self.qkv(self.norm1(x)), [0, 0, HEADS, -1])
+        shape = paddle.shape(x)
+        qkv = paddle.reshape(self.qkv(self.norm1(x)), [shape[0], shape[1], HEADS, -1])
         context = core(*paddle.split(qkv, 3, axis=-1), mask, self.dropout)
         x = x + self.dropout(self.out(merge_heads(context)))
         return x + self.dropout(self.ffn(self.norm2(x)))

@@ -40,6 +40,7 @@ from paddle_rbt_plugin.handover.pir import (
 from paddle_rbt_plugin.handover.pir.engine_programs import REPLICATED
 from paddle_rbt_plugin.handover.pir.pipeline import check_order, schedulable
 from paddle_rbt_plugin.handover.pir.seeds import draws_from_device, stream_names
+from paddle_rbt_plugin.handover.pir.static_shapes import make_shapes_static
 from paddle_rbt_plugin.handover.shared import engine_random
 from paddle_rbt_plugin.handover.shared.engine_state import engine_plan, own_strategy, pass_attributes, set_engine_plan
 from paddle_rbt_plugin.handover.shared.strategy import constraints_of, is_enabled, set_pipeline, settings_of
@@ -87,6 +88,7 @@ def engine_tunes_pir() -> Iterator[Setting]:
     def parallel_pir(engine: Any, mode: str) -> Any:
         if is_enabled(engine._strategy.tuning):
             strategy, serial = own_strategy(engine), engine._fwd_main_progs[mode]
+            make_shapes_static(serial)
             inplace.check_in_place(serial)
             _stop_gradients_at_data(serial)
             updates.check_optimizer(engine._optimizer)

@@ -163,6 +163,12 @@ def build_again(
         else:
             built = build_op(SerialOp(name, attrs, op.result(0), mesh, forms), inputs)
         results = results_of(built[-1])
+    mark_like(op, built, results, recomputed)
+    return built, [finished(value) for value in results]
+
+
+def mark_like(op: Any, built: Sequence[Any], results: Sequence[Any], recomputed: bool = True) -> None:
+    """Marks ops that are built in the place of ``op``, and the tensors that stand for its results, as it is marked."""
     for new in built:
         if op.has_attr("struct_name"):
             new.set_str_attr("struct_name", op.attrs()["struct_name"])
@@ -173,7 +179,6 @@ def build_again(
     for old_result, new_result in zip(results_of(op), results, strict=True):
         new_result.stop_gradient = old_result.stop_gradient
         new_result.persistable = old_result.persistable
-    return built, [finished(value) for value in results]
 
 
 def erase(op: Any) -> None:

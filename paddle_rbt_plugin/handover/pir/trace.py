@@ -16,6 +16,7 @@ from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram, error_messa
 from paddle_rbt_plugin.graph import Batch, Graph, read_program
 from paddle_rbt_plugin.graph.batch import OPEN, find_batches
 from paddle_rbt_plugin.handover.pir.patches import native_tracing
+from paddle_rbt_plugin.handover.pir.static_shapes import make_shapes_static
 from paddle_rbt_plugin.tuner import collection_paused
 
 
@@ -72,6 +73,7 @@ def trace_layer(
         paddle.disable_static()
     try:
         program, outputs = _trace(wrapped, specs)
+        make_shapes_static(program)
     finally:
         if not was_dynamic:
             paddle.enable_static()
