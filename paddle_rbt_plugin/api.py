@@ -66,8 +66,8 @@ def tune(
     ``program`` is a static Program (the serial forward pass with its loss) or a Layer. A Layer, which may be built under
     ``LazyGuard``, is traced on ``input_spec``. With ``loss=None`` its forward must return the loss; otherwise the loss is
     ``loss(output, *labels)``, with the labels of ``labels_spec``. ``global_batch`` is the number of samples of one optimizer
-    step, by default the batch of the program. ``precision`` is the training precision: ``fp32`` (the default), ``fp16`` or
-    ``bf16``. All other arguments are fields of ``strategy.tuning``: level, cluster, cost_model, search_space, memory_reserve,
+    step, by default the batch of the program. ``precision`` is the training precision, ``fp32``, ``fp16`` or ``bf16``; by
+    default that of the weights. All other arguments are fields of ``strategy.tuning``: level, cluster, cost_model, search_space, memory_reserve,
     save_path, load_path, blocked_plugins, time_limit, cache. ``progress`` is called with a ``search.Progress`` during the
     search.
 

@@ -67,6 +67,9 @@ _WORDS: dict[str, Callable[..., str]] = {
     "strategy": lambda unmet: (
         f"not applied: {'; '.join(unmet)}; a strategy made by plan.to_strategy() has the settings of the plan"
     ),
+    "weights": lambda weights, precision: (
+        f"the weights are {weights}, but the plan is for training in {precision}: its times and memory are those of {precision}"
+    ),
     "rewritten": lambda count, op, form: f"rewritten to keep shardings: {count} {op} as {form}",
     "no_rule": lambda count, op: (
         f"Paddle has no sharding rule for {count} {op}: its operands are gathered, and it is costed as the bytes that it moves"

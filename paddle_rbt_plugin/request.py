@@ -42,7 +42,7 @@ class Request:
     global_batch: Annotated[int | None, whole(1, MAX_GLOBAL_BATCH).or_none()] = None
     """Samples of one optimizer step; None for the batch of the program."""
     precision: Annotated[str | None, one_of(*TRAINING_PRECISIONS).or_none()] = None
-    """None for ``fp32``."""
+    """None for the precision of the program's weights."""
     constraints: tuple[Constraint, ...] = ()
     """Constraints that narrow the search space, each with its reason."""
     progress: Watcher | None = None
@@ -66,14 +66,14 @@ class Request:
         """The cluster that is planned for."""
         return cast(Cluster, self.settings.cluster)
 
-    def training(self, batch: int) -> Training:
-        """How a program written for ``batch`` samples is trained.
+    def training(self, batch: int, weights: Precision) -> Training:
+        """How a program written for ``batch`` samples, with ``weights`` in a precision, is trained.
 
         Raises TunerError if the global batch is not a multiple of ``batch``."""
         if self.global_batch is not None and self.global_batch % batch:
             raise TunerError(f"global_batch {self.global_batch} is no multiple of the batch of the program, {batch}")
         flags: dict[str, Any] = dict.fromkeys(self.assumed, True)
-        return Training(self.global_batch or batch, cast(Precision, self.precision or "fp32"), **flags)
+        return Training(self.global_batch or batch, cast(Precision, self.precision or weights), **flags)
 
 
 def best_precision(cluster: Cluster) -> str:

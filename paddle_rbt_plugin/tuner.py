@@ -77,7 +77,7 @@ def _planned(graph: Graph, request: Request, plugins: Plugins) -> tuple[Plan, bo
     forms = forms_on(cluster) if request.rewrite else CPU_FORMS
     answers = Answers(cache_folder(settings.cache))
     analysis = analyse(graph, patterns, rewrite=request.rewrite, op_names=plugins.op_names, forms=forms, answers=answers)
-    training = request.training(analysis.batch)
+    training = request.training(analysis.batch, analysis.graph.weight_precision)
     matches = analysis.matches
     if not matches.matches:
         _warn_nothing_matched(analysis)
@@ -97,7 +97,8 @@ def _loaded(graph: Graph, request: Request) -> Plan:
     """The saved plan that the settings name. Raises PlanError for a plan of another program, cluster or global batch, and for
     one that the search space rules out. Warns if the plan was made for another precision or if the job's strategy does not
     follow it; the latter is also noted in the plan."""
-    path, precision, global_batch = str(request.settings.load_path), request.precision, request.global_batch
+    path, global_batch = str(request.settings.load_path), request.global_batch
+    precision = request.precision or graph.weight_precision
     plan = Plan.load(path)
     if global_batch not in (None, plan.global_batch):
         raise PlanError(
@@ -115,7 +116,7 @@ def _loaded(graph: Graph, request: Request) -> Plan:
         reason = request.space.forbids(name, chosen[name])
         if reason:
             raise PlanError(f"the plan {path!r} has {name} {chosen[name]}, but {reason}; plan again")
-    if precision not in (None, plan.precision):
+    if precision != plan.precision:
         warnings.warn(
             f"the plan {path!r} was made for training in {plan.precision}, not in {precision}: times and memory differ",
             TunerWarning,

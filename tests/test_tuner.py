@@ -90,6 +90,33 @@ def test_the_global_batch_sets_the_batch_of_a_layer() -> None:
     assert plan.micro_batch * plan.accumulate_steps * plan.degrees["dp"] == 64
 
 
+@pytest.mark.parametrize(
+    ("dtype", "asked", "planned", "said"),
+    [
+        ("float32", None, "fp32", False),
+        ("bfloat16", None, "bf16", False),
+        ("float16", None, "fp16", False),
+        ("float32", "bf16", "bf16", False),
+        ("bfloat16", "bf16", "bf16", False),
+        ("bfloat16", "fp32", "fp32", True),
+        ("float16", "bf16", "bf16", True),
+    ],
+)
+def test_the_precision_is_that_of_the_weights_unless_another_is_asked_for(dtype, asked, planned, said) -> None:
+    class Network(nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.norm, self.down = nn.Linear(64, 256), nn.LayerNorm(256), nn.Linear(256, 64)
+
+        def forward(self, x):
+            return self.down(self.norm(nn.functional.gelu(self.up(x)))).astype("float32").square().mean()
+
+    network = Network().to(dtype=dtype)
+    plan = rbt.tune(network, input_spec=[InputSpec([8, 64], dtype, "x")], precision=asked, cluster="1x2:A100-80G")
+    assert plan.precision == planned
+    assert any("the weights are" in note for note in plan.notes) == said
+
+
 def test_a_model_that_no_pattern_matches_is_planned_data_parallel_and_says_so() -> None:
     with pytest.warns(rbt.TunerWarning, match=r"no pattern matches.*cos, matmul, mean, sin"):
         plan = rbt.tune(Plain(), input_spec=[InputSpec([16, 32], "float32", "x")], cluster="1x8:A100-80G")

@@ -98,6 +98,10 @@ class Op:
         return tuple([(name, repr(value)) for name, value in sorted(self.attrs.items())])
 
 
+WeightPrecision = Literal["fp32", "fp16", "bf16"]
+_PRECISIONS: Mapping[str, WeightPrecision] = {"float16": "fp16", "bfloat16": "bf16"}
+
+
 class Graph:
     """Ops and tensors of one forward program; ``loss`` is the position of the scalar that training minimises.
 
@@ -119,6 +123,14 @@ class Graph:
     @property
     def data(self) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensors if t.kind == "data")
+
+    @cached_property
+    def weight_precision(self) -> WeightPrecision:
+        """The precision of most elements of the parameters that are trained, or of all where none is."""
+        elements: dict[WeightPrecision, int] = {"fp32": 0, "fp16": 0, "bf16": 0}
+        for t in [t for t in self.params if not t.stop_gradient] or self.params:
+            elements[_PRECISIONS.get(t.dtype, "fp32")] += t.numel
+        return max(elements, key=elements.__getitem__)
 
     @cached_property
     def batch(self) -> Batch:

@@ -55,7 +55,7 @@ def make_plan(
         unmatched=_unmatched(analysis),
         cluster=cluster.to_dict(),
         cost_model=cost_model or {},
-        notes=tuple(map(str, _notes(analysis, result))),
+        notes=tuple(map(str, _notes(analysis, result, training))),
     )
 
 
@@ -93,13 +93,16 @@ def _stages(result: SearchResult, cluster: Cluster, best: Candidate) -> tuple[St
     return tuple(sorted(entries, key=lambda e: e.layers))
 
 
-def _notes(analysis: Analysis, result: SearchResult) -> Iterator[Note]:
+def _notes(analysis: Analysis, result: SearchResult, training: Training) -> Iterator[Note]:
     """What the user should know about the plan, in the order of the plan file."""
     yield from result.notes
     yield from not_applied(result)
     yield from applied_to_programs(result)
     yield from _rewrites(analysis, result)
     yield from _separate_experts(analysis)
+    weights = analysis.graph.weight_precision
+    if weights not in ("fp32", training.precision):
+        yield note("weights", weights=weights, precision=training.precision)
     for op, count in sorted(analysis.without_rule.items()):
         yield note("no_rule", count=count, op=op)
     for pattern in analysis.matches.incomplete:

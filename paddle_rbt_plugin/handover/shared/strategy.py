@@ -50,9 +50,9 @@ def settings_of(tuning: Any) -> Settings:
     return Settings.from_mapping({name: _field(tuning, name) for name in Settings.names()})
 
 
-def precision_of(strategy: Any) -> str:
-    """The training precision according to ``strategy.amp``."""
-    return _PRECISIONS[strategy.amp.dtype] if strategy.amp.enable else "fp32"
+def precision_of(strategy: Any) -> str | None:
+    """The training precision according to ``strategy.amp``; None without it, for that of the weights."""
+    return _PRECISIONS[strategy.amp.dtype] if strategy.amp.enable else None
 
 
 def set_pipeline(strategy: Any, plan: Plan) -> None:
