@@ -67,9 +67,9 @@ def tune(
     ``LazyGuard``, is traced on ``input_spec``. With ``loss=None`` its forward must return the loss; otherwise the loss is
     ``loss(output, *labels)``, with the labels of ``labels_spec``. ``global_batch`` is the number of samples of one optimizer
     step, by default the batch of the program. ``precision`` is the training precision, ``fp32``, ``fp16`` or ``bf16``; by
-    default that of the weights. All other arguments are fields of ``strategy.tuning``: level, cluster, cost_model, search_space, memory_reserve,
-    save_path, load_path, blocked_plugins, time_limit, cache. ``progress`` is called with a ``search.Progress`` during the
-    search.
+    default that of the weights. All other arguments are fields of ``strategy.tuning``: level, cluster, cost_model,
+    search_space, memory_reserve, save_path, load_path, blocked_plugins, time_limit, cache. ``progress`` is called with a
+    ``search.Progress`` during the search.
 
     Raises TunerError for wrong input, ClusterError, UnsupportedProgram, and NoFeasiblePlan if nothing fits.
     """

@@ -39,6 +39,7 @@ CHANGES: tuple[PaddleChange, ...] = (
     *INSTALLED_AT_IMPORT,
     # Tracing, completing and partitioning PIR programs.
     pir.native_tracing,
+    pir.traces_record_apart,
     pir.averages_as_sums,
     pir.shards_become_partial,
     pir.recomputed_ops_draw_the_same,

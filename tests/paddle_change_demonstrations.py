@@ -19,6 +19,7 @@ import paddle.distributed as dist
 import pytest
 from paddle import nn
 from paddle.distributed.fleet import auto
+from paddle.jit.dy2static.parameter_recorder import _global_parameter_recorder
 from paddle.static import InputSpec
 
 import paddle_rbt_plugin as rbt
@@ -137,6 +138,21 @@ def engine_starts_without_cuda() -> None:
 
 
 # Tracing, completing and partitioning PIR programs
+
+
+def traces_record_apart() -> None:
+    class Unfinished(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            super().forward(x)
+            raise ValueError("not finished")
+
+    try:
+        with pytest.raises(rbt.UnsupportedProgram), pytest.warns(UserWarning):
+            rbt.tune(Unfinished(4, 4), input_spec=[InputSpec([2, 4], "float32", "x")], cluster="1x2:CPU")
+        assert _global_parameter_recorder.params_dict
+    finally:
+        _global_parameter_recorder.params_dict.clear()
+        _global_parameter_recorder.tensor2value.clear()
 
 
 def native_tracing() -> None:
@@ -507,7 +523,7 @@ IN_LEGACY = {
     "paddle_2_communicates_through_gloo",
 }  # fmt: skip
 """Changes that are demonstrated in a process of the legacy IR, by name; all others are in one of PIR."""
-SEEN_ELSEWHERE = {"environment_read_anew", "ops_take_sharded_forms"}
+SEEN_ELSEWHERE = {"environment_read_anew", "ops_take_sharded_forms", "traces_record_apart"}
 """Changes whose demonstration reads what Paddle has at hand, but not what they change.
 
-What they cure is seen by ``tests/test_structure.py`` and ``tests/test_dygraph_ops.py``."""
+What they cure is seen by ``tests/test_structure.py``, ``tests/test_dygraph_ops.py`` and ``tests/test_trace.py``."""

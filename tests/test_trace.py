@@ -8,6 +8,7 @@ import warnings
 import paddle
 import pytest
 from paddle import nn
+from paddle.jit.dy2static.parameter_recorder import _global_parameter_recorder
 from paddle.static import InputSpec
 
 from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram
@@ -30,6 +31,17 @@ def test_a_loss_is_called_with_output_and_labels() -> None:
     graph = trace_layer(Net(), specs, nn.CrossEntropyLoss(), labels).graph
     assert [t.name for t in graph.data] == ["x", "y"]
     assert "cross_entropy_with_softmax" in [op.type for op in graph.ops]
+
+
+def test_a_trace_that_fails_leaves_no_parameters_for_the_next_one() -> None:
+    class Unfinished(Net):
+        def forward(self, x):
+            super().forward(x)
+            raise ValueError("not finished")
+
+    with pytest.raises(UnsupportedProgram, match="not finished"), pytest.warns(UserWarning):
+        trace_layer(Unfinished(), [InputSpec([4, 6], "float32", "x")])
+    assert not _global_parameter_recorder.params_dict
 
 
 def test_inputs_without_a_name_get_one() -> None:

@@ -31,6 +31,20 @@ def native_tracing() -> Iterator[Setting]:
     yield Attribute(dy2static, "Call", lambda function: function)
 
 
+@paddle_change(">=3.0,<3.4")
+def traces_record_apart() -> Iterator[Setting]:
+    """Lets each trace record the parameters it meets, and what is changed in place, in a place of its own.
+
+    Reason: Paddle keeps these records by the address of the program and drops them at the end of a trace, unless the trace
+    fails. A later program at the same address then gets parameters of one that is gone, and the process ends.
+    """
+    from paddle.jit.dy2static import parameter_recorder as records
+
+    yield Attribute(records._global_parameter_recorder, "params_dict", {})
+    yield Attribute(records._global_parameter_recorder, "tensor2value", {})
+    yield Attribute(records._global_inplace_map, "params_dict", {})
+
+
 @paddle_change(">=3.0,<3.4", permanent=_PASS_ALONE)
 def averages_as_sums() -> Iterator[Setting]:
     """Lets partial averages be made whole where no communication can average: between CPUs, and on a single rank.

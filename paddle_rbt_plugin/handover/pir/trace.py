@@ -15,7 +15,7 @@ from paddle_rbt_plugin.completion.distributed_ops import without_call_stacks
 from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram, error_message
 from paddle_rbt_plugin.graph import Batch, Graph, read_program
 from paddle_rbt_plugin.graph.batch import OPEN, find_batches
-from paddle_rbt_plugin.handover.pir.patches import native_tracing
+from paddle_rbt_plugin.handover.pir.patches import native_tracing, traces_record_apart
 from paddle_rbt_plugin.handover.pir.static_shapes import make_shapes_static
 from paddle_rbt_plugin.tuner import collection_paused
 
@@ -121,7 +121,7 @@ def _trace(layer: nn.Layer, specs: list[Any]) -> tuple[Any, Any]:
     """The program of the forward pass, and its outputs."""
     function = layer.forward
     try:
-        with native_tracing.apply(), without_call_stacks():
+        with native_tracing.apply(), traces_record_apart.apply(), without_call_stacks():
             traced = paddle.jit.to_static(function, full_graph=True, input_spec=[specs]).concrete_program
             return traced.main_program, traced.outputs
     except (Exception, SystemExit) as native_error:  # the model's own Python may raise anything
@@ -130,7 +130,8 @@ def _trace(layer: nn.Layer, specs: list[Any]) -> tuple[Any, Any]:
             stacklevel=4,
         )
     try:
-        traced = paddle.jit.to_static(function, full_graph=True, input_spec=[specs]).concrete_program
+        with traces_record_apart.apply():
+            traced = paddle.jit.to_static(function, full_graph=True, input_spec=[specs]).concrete_program
         return traced.main_program, traced.outputs
     except (Exception, SystemExit) as error:
         raise UnsupportedProgram(f"the Layer {type(layer.layer).__name__} cannot be traced: {_first_line(error)}") from error
