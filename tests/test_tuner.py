@@ -218,3 +218,22 @@ def test_nothing_is_warned_about_when_all_is_well() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", rbt.TunerWarning)
         plan_gpt()
+
+
+def test_weights_that_nothing_reads_take_memory_and_nothing_else() -> None:
+    class Network(nn.Layer):
+        def __init__(self, idle: int) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+            self.idle = nn.Linear(idle, 128) if idle else None
+
+        def forward(self, x):
+            return self.down(nn.functional.gelu(self.up(x))).square().mean()
+
+    without, with_idle = (
+        rbt.tune(Network(n), input_spec=[InputSpec([8, 64], "float32", "x")], cluster="1x2:A100-80G", search_space={"dp": 2})
+        for n in (0, 512)
+    )
+    more = {name: n - without.estimate.memory[name] for name, n in with_idle.estimate.memory.items()}
+    assert {name: n for name, n in more.items() if n} == {"parameters": 4 * (512 * 128 + 128)}
+    assert with_idle.estimate.time == without.estimate.time

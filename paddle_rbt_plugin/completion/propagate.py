@@ -120,6 +120,7 @@ class _Completer:
             self.before[t, stage] = before
         self.externals = [externals_of(graph, s) for s in layers.segments]
         self.owned = self._owned_params()
+        self.unread = tuple(t.index for t in graph.params if not graph.consumers(t.index))
 
     def run(self, batch: int) -> Completion:
         segments = self.layers.segments
@@ -138,7 +139,7 @@ class _Completer:
         backward = self._backward_pass(keys) if self.train else [_Backward((), (), (), (), (), (), ())] * len(segments)
         work = []
         for i, segment in enumerate(segments):
-            parts = (keys[i], id(backward[i]), self._places_of_owned(i))
+            parts = (keys[i], id(backward[i]), self._places_of_owned(i), () if i else self.unread)
             if parts not in shared:
                 shared[parts] = self._work(i, segment, forward[keys[i]], backward[i])
             work.append(shared[parts])
@@ -265,7 +266,7 @@ class _Completer:
         return SegmentWork(
             forward=forward.kernels,
             backward=backward.kernels,
-            params=tuple(value(t) for t in self.owned[index]),
+            params=tuple(value(t) for t in (*self.owned[index], *(() if index else self.unread))),
             trained=tuple(value(self.owned[index][place]) for place in backward.trained),
             gradients=backward.arrived,
             gradient_syncs=backward.syncs,

@@ -86,7 +86,7 @@ class SegmentWork:
     backward: tuple[Kernel, ...]
     """In the order of execution: last forward op first."""
     params: tuple[Value, ...]
-    """Parameters first used in this segment."""
+    """Parameters first used in this segment; those that nothing reads, which are held all the same, are the first segment's."""
     trained: tuple[Value, ...]
     """Those of them that get a gradient; the others are frozen, or nothing that the loss depends on."""
     gradients: tuple[Value, ...]
