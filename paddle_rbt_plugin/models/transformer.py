@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Union
+from typing import Annotated, Union
 
 from pydantic import InstanceOf
 
@@ -200,10 +200,6 @@ class Transformer(Part):
     def ffn(self) -> int:
         """Width of the widest feed-forward network."""
         return self.ffn_part.width
-
-    def with_layers(self, layers: int) -> dict[str, Any]:
-        """The fields to replace for a model of as many layers."""
-        return {"layers": layers}
 
 
 @dataclass(frozen=True, kw_only=True)
