@@ -164,7 +164,7 @@ def test_a_mixture_is_the_weighted_sum_of_the_chosen_experts_where_all_find_room
 
 
 def test_an_expert_takes_no_more_tokens_of_a_group_than_it_has_room_for():
-    layer, experts = mixture("mixtral")
+    layer, _ = mixture("mixtral")
     layer.room = 2
     chosen = paddle.zeros([1, 5, 4])
     chosen[0, :, 1] = 1.0
@@ -175,7 +175,7 @@ def test_an_expert_takes_no_more_tokens_of_a_group_than_it_has_room_for():
 
 
 def test_a_balancing_bias_changes_the_choice_and_no_weight_and_is_not_trained():
-    layer, experts = mixture("deepseek_v3")
+    layer, _ = mixture("deepseek_v3")
     tokens = random(1, 1, 64)
     before = F.sigmoid(layer.router(tokens))[0, 0]
     worst = int(before.argmin())

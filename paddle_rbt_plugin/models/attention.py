@@ -28,10 +28,15 @@ class Core(nn.Layer):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, query: paddle.Tensor, key: paddle.Tensor, value: paddle.Tensor, masks: Sequence[paddle.Tensor], sink: paddle.Tensor | None
+        self,
+        query: paddle.Tensor,
+        key: paddle.Tensor,
+        value: paddle.Tensor,
+        masks: Sequence[paddle.Tensor],
+        sink: paddle.Tensor | None,
     ) -> paddle.Tensor:
         """The context, [batch, seq, heads x dim]. ``sink`` [heads, 1, 1] is the score of one more key, whose value is zero."""
-        batch, seq, heads, _ = query.shape
+        seq, heads = query.shape[1:3]
         key, value = share(key, heads), share(value, heads)
         if self.block:
             query = paddle.reshape(query, [0, seq // self.block, self.block, heads, query.shape[-1]])
@@ -99,7 +104,7 @@ class GroupedAttention(nn.Layer):
 
 def share(x: paddle.Tensor, heads: int) -> paddle.Tensor:
     """[batch, seq, kv_heads, dim] to [batch, seq, heads, dim]: each head as often as queries use it."""
-    batch, seq, kv_heads, dim = x.shape
+    kv_heads, dim = x.shape[2:]
     if kv_heads == heads:
         return x
     copies = paddle.tile(paddle.unsqueeze(x, 3), [1, 1, 1, heads // kv_heads, 1])

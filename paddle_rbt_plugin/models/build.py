@@ -78,9 +78,9 @@ def _inputs(config: Config, batch: int) -> dict[str, tuple[list[int], str]]:
         }
     if isinstance(config, EncoderConfig):
         names = ("input_ids", "token_type_ids", "attention_mask", "labels")
-        return {**{name: (tokens, "int64") for name in names}, "next_sentence_label": ([batch, 1], "int64")}
+        return {**dict.fromkeys(names, (tokens, "int64")), "next_sentence_label": ([batch, 1], "int64")}
     if isinstance(config, EncoderDecoderConfig):
-        return {name: (tokens, "int64") for name in ("input_ids", "decoder_input_ids", "labels")}
+        return dict.fromkeys(("input_ids", "decoder_input_ids", "labels"), (tokens, "int64"))
     return {"input_ids": (tokens, "int64"), "labels": (tokens, "int64")}
 
 

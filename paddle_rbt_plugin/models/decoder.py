@@ -66,8 +66,8 @@ class DecoderModel(nn.Layer):
         if self.config.positions:
             x = self.dropout(x + self.embed_positions(paddle.arange(self.config.seq)))
         shared = {window: (self.tables(window), self.masks(window)) for window in dict.fromkeys(self.windows)}
-        for layer, window in zip(self.layers, self.windows):
-            x = layer(x, *shared[window])
+        for i, layer in enumerate(self.layers):
+            x = layer(x, *shared[self.windows[i]])
         return self.norm(x)
 
     def tables(self, window: int) -> Tables | None:

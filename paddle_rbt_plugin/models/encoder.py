@@ -40,7 +40,10 @@ class EncoderForPretraining(nn.Layer):
         self.embed_norm, self.dropout = make_norm(config.norm, config.hidden), nn.Dropout(config.dropout)
         self.layers = nn.LayerList([EncoderBlock(config) for _ in range(config.layers)])
         self.activation = config.ffn_part.activation
-        self.transform, self.transform_norm = linear(config, config.hidden, config.hidden, True), make_norm(config.norm, config.hidden)
+        self.transform, self.transform_norm = (
+            linear(config, config.hidden, config.hidden, True),
+            make_norm(config.norm, config.hidden),
+        )
         self.word_bias = self.create_parameter([config.vocab], is_bias=True)
         self.pooler = linear(config, config.hidden, config.hidden, True)
         self.next_sentence = linear(config, config.hidden, 2, True)

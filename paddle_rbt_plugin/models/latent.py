@@ -31,9 +31,7 @@ class LatentAttention(nn.Layer):
         self.o_proj = linear(config, heads * latent.value_dim, hidden, latent.bias)
         self.core = Core(latent.head_dim**-0.5, config.attention_dropout, block=block)
 
-    def forward(
-        self, x: paddle.Tensor, tables: Tables | None = None, masks: Sequence[paddle.Tensor] = ()
-    ) -> paddle.Tensor:
+    def forward(self, x: paddle.Tensor, tables: Tables | None = None, masks: Sequence[paddle.Tensor] = ()) -> paddle.Tensor:
         """``x`` is [batch, seq, hidden]; the tables are as wide as the rotated part of a head."""
         latent, heads = self.latent, self.latent.heads
         narrow = self.q_a_norm(self.q_a_proj(x)) if latent.query_rank else x

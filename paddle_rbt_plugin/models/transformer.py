@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Union
+from typing import Annotated
 
 from pydantic import InstanceOf
 
@@ -27,12 +27,6 @@ class Part:
 
     def __post_init__(self) -> None:
         check_fields(self, ModelError)
-
-
-def _part(*parts: type, optional: bool = False) -> Kind:
-    """The kind of an instance of one of the classes of parts."""
-    kind = Kind(" or ".join(f"{p.__name__}(...)" for p in parts), Union[tuple(InstanceOf[p] for p in parts)])  # type: ignore[misc]
-    return kind.or_none() if optional else kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,9 +160,9 @@ class Transformer(Part):
     """Size of the vocabulary with any padding."""
     seq: Annotated[int, SIZE]
     """Tokens of a training sequence."""
-    attention: Annotated[Heads | Latent, _part(Heads, Latent)]
-    ffn_part: Annotated[FeedForward, _part(FeedForward)]
-    norm: Annotated[Norm, _part(Norm)]
+    attention: Annotated[Heads | Latent, Kind("Heads or Latent", InstanceOf[Heads] | InstanceOf[Latent])]
+    ffn_part: Annotated[FeedForward, Kind("FeedForward", InstanceOf[FeedForward])]
+    norm: Annotated[Norm, Kind("Norm", InstanceOf[Norm])]
     positions: Annotated[int, COUNT] = 0
     """Learned positions, which a sequence cannot exceed; 0 where there are none."""
     tied: Annotated[bool, SWITCH] = True
@@ -206,7 +200,7 @@ class Transformer(Part):
 class DecoderConfig(Transformer):
     """A decoder that predicts the next token."""
 
-    experts: Annotated[Experts | None, _part(Experts, optional=True)] = None
+    experts: Annotated[Experts | None, Kind("Experts", InstanceOf[Experts]).or_none()] = None
     """In place of the feed-forward network, in the layers that it says."""
     windows: tuple[int, ...] = (0,)
     """How many tokens back attention reads, the current one included, layer by layer and then from the start again; 0 is no
@@ -248,13 +242,15 @@ class DecoderConfig(Transformer):
 class EncoderConfig(Transformer):
     """An encoder that predicts masked tokens, and whether two sentences follow each other (BERT, arXiv 1810.04805)."""
 
+    attention: Annotated[Heads, Kind("Heads", InstanceOf[Heads])]
     token_types: Annotated[int, SIZE] = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig(Transformer):
-    """An encoder and a decoder that reads what it makes of the source (T5, arXiv 1910.10683). Both sequences are ``seq`` long."""
+    """An encoder, and a decoder that reads its result (T5, arXiv 1910.10683). Both sequences are ``seq`` long."""
 
+    attention: Annotated[Heads, Kind("Heads", InstanceOf[Heads])]
     decoder_layers: Annotated[int, LAYERS]
     buckets: Annotated[int, SIZE] = 32
     """Distances that have a learned score of their own, one per head."""

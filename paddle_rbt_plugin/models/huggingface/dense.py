@@ -118,5 +118,3 @@ def grouped(f: Fields, hidden: int, kv_heads: int | None, head_dim: int | None, 
     return Heads(
         heads=heads, kv_heads=f.size("num_key_value_heads", kv_heads or heads), head_dim=width or hidden // heads, **parts
     )
-
-

@@ -16,22 +16,23 @@ REQUIRED: Any = object()
 """The default of a field that has none."""
 
 NO_SIZE = frozenset(
-    """
-    _attn_implementation _attn_implementation_autoset _name_or_path add_cross_attention architectures auto_map
-    attn_implementation aux_loss_alpha bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
-    classifier_dropout compression_ratio decoder_start_token_id directionality diversity_penalty do_sample dtype
-    early_stopping encoder_no_repeat_ngram_size eos_token_id ep_size exponential_decay_length_penalty finetuning_task
-    forced_bos_token_id forced_eos_token_id fuse_rms_norm fuse_rope fuse_swiglu fuse_linear gradient_checkpointing id2label
-    initial_context_length initializer_factor is_decoder label2id length_penalty max_length min_length model_type
-    multi_token_pred_lambda no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions
-    output_hidden_states output_past output_router_logits output_scores pad_token_id paddlenlp_version paddleformers_version
-    prefix pretraining_tp problem_type pruned_heads quantization_config reorder_and_upcast_attn remove_invalid_values
-    repetition_penalty return_dict return_dict_in_generate rope_scaling router_aux_loss_coef router_jitter_noise sep_token_id
-    seq_aux sequence_parallel suppress_tokens task_specific_params temperature tensor_parallel_degree tf_legacy_loss
-    tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers_version transformers.js_config
-    typical_p unk_token_id use_bfloat16 use_cache use_flash_attention use_recompute weight_share_add_bias vocab_file
-    """.split()
-)
+    {"_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "add_cross_attention", "architectures",
+     "attn_implementation", "auto_map", "aux_loss_alpha", "bad_words_ids", "begin_suppress_tokens", "bos_token_id",
+     "cache_implementation", "chunk_size_feed_forward", "classifier_dropout", "compression_ratio", "decoder_start_token_id",
+     "directionality", "diversity_penalty", "do_sample", "dtype", "early_stopping", "encoder_no_repeat_ngram_size",
+     "eos_token_id", "ep_size", "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id",
+     "forced_eos_token_id", "fuse_linear", "fuse_rms_norm", "fuse_rope", "fuse_swiglu", "gradient_checkpointing",
+     "id2label", "initial_context_length", "initializer_factor", "is_decoder", "label2id", "length_penalty", "max_length",
+     "min_length", "model_type", "multi_token_pred_lambda", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
+     "num_return_sequences", "output_attentions", "output_hidden_states", "output_past", "output_router_logits",
+     "output_scores", "pad_token_id", "paddleformers_version", "paddlenlp_version", "prefix", "pretraining_tp",
+     "problem_type", "pruned_heads", "quantization_config", "remove_invalid_values", "reorder_and_upcast_attn",
+     "repetition_penalty", "return_dict", "return_dict_in_generate", "rope_scaling", "router_aux_loss_coef",
+     "router_jitter_noise", "sep_token_id", "seq_aux", "sequence_parallel", "suppress_tokens", "task_specific_params",
+     "temperature", "tensor_parallel_degree", "tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p",
+     "torch_dtype", "torchscript", "transformers.js_config", "transformers_version", "typical_p", "unk_token_id",
+     "use_bfloat16", "use_cache", "use_flash_attention", "use_recompute", "vocab_file", "weight_share_add_bias"}
+)  # fmt: skip
 """Fields of no influence on sizes or work, whatever the family: how text is generated, what files are called, which precision a
 checkpoint has, how positions are stretched, what balances experts."""
 
@@ -130,7 +131,7 @@ class Fields:
         return self.read("rope_theta", BASE, default)
 
     def windows(self, layers: int, default: Sequence[bool] | None, window: int) -> tuple[int, ...]:
-        """The window of every layer, 0 where it has none: as ``layer_types`` says, else where ``default``, repeated, is true."""
+        """The window of every layer, 0 where it has none: as ``layer_types`` says, else where ``default`` is true in turn."""
         self.known.add("layer_types")
         types = self.values.get("layer_types")
         if types is None:
@@ -140,7 +141,9 @@ class Fields:
             raise ModelError(f"{self.family}: layer_types must be a list of {layers} types of layers, not {shown(types)}")
         for kind in types:
             if kind not in words:
-                raise ModelError(f"{self.family}: a layer of type {shown(kind)} is not supported; supported: {', '.join(words)}")
+                raise ModelError(
+                    f"{self.family}: a layer of type {shown(kind)} is not supported; supported: {', '.join(words)}"
+                )
         return tuple(words[kind] for kind in types)
 
     def check_rest(self) -> None:

@@ -15,7 +15,14 @@ from paddle_rbt_plugin.models.sizes import BASE
 from paddle_rbt_plugin.models.transformer import DecoderConfig
 from paddle_rbt_plugin.validation import shown
 
-_OF_IMAGES = ("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index", "image_token_id")
+_OF_IMAGES = (
+    "vision_config",
+    "mm_tokens_per_image",
+    "boi_token_index",
+    "eoi_token_index",
+    "image_token_index",
+    "image_token_id",
+)
 _TEXT_DEFAULTS = {
     "vocab_size": 262208,
     "hidden_size": 2304,

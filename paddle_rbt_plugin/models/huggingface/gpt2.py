@@ -25,9 +25,7 @@ def gpt2(f: Fields, seq: int) -> DecoderConfig:
         vocab=f.size("vocab_size"),
         seq=seq,
         attention=Heads(heads=heads, kv_heads=heads, head_dim=hidden // heads, qkv_bias=True, out_bias=True),
-        ffn_part=FeedForward(
-            width=width, activation=f.activation("activation_function", "gelu_new"), gated=False, bias=True
-        ),
+        ffn_part=FeedForward(width=width, activation=f.activation("activation_function", "gelu_new"), gated=False, bias=True),
         norm=Norm(kind="layer", eps=f.eps("layer_norm_epsilon", 1e-5)),
         positions=f.size("n_positions", 1024),
         tied=f.switch("tie_word_embeddings", True),

@@ -13,7 +13,7 @@ from paddle_rbt_plugin.errors import ModelError
 from paddle_rbt_plugin.models.huggingface import bert, dense, gemma, gpt2, sparse, t5
 from paddle_rbt_plugin.models.huggingface.fields import Fields, ModelWarning
 from paddle_rbt_plugin.models.transformer import DecoderConfig, EncoderConfig, EncoderDecoderConfig
-from paddle_rbt_plugin.validation import nearest, shown
+from paddle_rbt_plugin.validation import shown
 
 AnyConfig = DecoderConfig | EncoderConfig | EncoderDecoderConfig
 
@@ -66,7 +66,7 @@ def load_huggingface(path: str | Path, seq: int | None = None) -> AnyConfig:
 
 
 def is_huggingface(path: str | Path) -> bool:
-    """Whether a file is a JSON object that could be a ``config.json``; False for a saved program, and for what is unreadable."""
+    """Whether a file is a JSON object that could be a ``config.json``, unlike a saved program."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -78,9 +78,7 @@ def read_huggingface(values: Mapping[str, Any], seq: int | None = None, source: 
     """The model with these fields of a ``config.json``. Without ``seq`` a length is assumed, with a ModelWarning."""
     family = values.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
-        hint = nearest(family, tuple(FAMILIES)) if isinstance(family, str) else f"supported: {', '.join(FAMILIES)}"
-        known = f"; supported: {', '.join(FAMILIES)}" if hint.startswith("did") else ""
-        raise ModelError(f"model_type {shown(family)} is no family that is supported; {hint}{known}")
+        raise ModelError(f"model_type {shown(family)} is no family that is supported; supported: {', '.join(FAMILIES)}")
     fields = Fields(family, values)
     if family == "gemma3" and "text_config" in values:
         fields = gemma.language_model(fields)
@@ -94,7 +92,7 @@ def _assumed_seq(fields: Fields) -> int:
     longest = [fields.size(name) for name in _LENGTHS if fields.values.get(name) is not None]
     seq = min([_USUAL_SEQ, *longest])
     warnings.warn(
-        f"a config.json does not say how long the sequences of training are; {seq} tokens are assumed, --seq (seq=) says others",
+        f"a config.json does not say how long sequences of training are; {seq} tokens are assumed, --seq says others",
         ModelWarning,
         stacklevel=3,
     )

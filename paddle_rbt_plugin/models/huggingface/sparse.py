@@ -149,7 +149,9 @@ def glm4_moe(f: Fields, seq: int) -> DecoderConfig:
 
 def ernie4_5_moe(f: Fields, seq: int) -> DecoderConfig:
     """ERNIE 4.5 with experts (ERNIE 4.5 Technical Report, 2025), without its multi-token prediction."""
-    f.ignore("moe_capacity", "moe_gate", "moe_gate_act", "moe_norm_min", "moe_use_aux_free", "moe_multimodal_dispatch_use_allgather")
+    f.ignore(
+        "moe_capacity", "moe_gate", "moe_gate_act", "moe_norm_min", "moe_use_aux_free", "moe_multimodal_dispatch_use_allgather"
+    )
     f.ignore("moe_aux_loss_lambda", "moe_orthogonal_loss_lambda", "moe_z_loss_lambda", "moe_group", "moe_all_to_all_dropout")
     without_prediction(f)
     config = decoder(f, seq, **ernie_parts(f))
