@@ -11,8 +11,6 @@ def bert(f: Fields, seq: int) -> EncoderConfig:
     """BERT (arXiv 1810.04805) with the heads that it is trained with."""
     f.ignore("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type")
     f.only("position_embedding_type", "absolute")
-    f.only("is_decoder", False)
-    f.only("add_cross_attention", False)
     f.only("tie_word_embeddings", True)
     hidden, heads = f.size("hidden_size"), f.size("num_attention_heads")
     if hidden % heads:

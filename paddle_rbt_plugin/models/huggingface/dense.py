@@ -54,7 +54,7 @@ def ernie4_5(f: Fields, seq: int) -> DecoderConfig:
 def ernie_parts(f: Fields) -> dict[str, Any]:
     """What dense and sparse ERNIE 4.5 have in common."""
     bias = f.switch("use_bias", False)
-    f.ignore("compression_ratio", "freq_allocation", "ignored_index", "max_sequence_length", "rope_3d")
+    f.ignore("compression_ratio", "freq_allocation", "ignored_index", "max_sequence_length", "rope_3d", "weight_share_add_bias")
     return {"heads": {"qkv_bias": bias, "out_bias": bias}, "ffn_bias": bias, "eps": 1e-5, "theta": 500000.0, "tied": True}
 
 

@@ -16,25 +16,34 @@ REQUIRED: Any = object()
 """The default of a field that has none."""
 
 NO_SIZE = frozenset(
-    {"_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "add_cross_attention", "architectures",
-     "attn_implementation", "auto_map", "aux_loss_alpha", "bad_words_ids", "begin_suppress_tokens", "bos_token_id",
-     "cache_implementation", "chunk_size_feed_forward", "classifier_dropout", "compression_ratio", "decoder_start_token_id",
-     "directionality", "diversity_penalty", "do_sample", "dtype", "early_stopping", "encoder_no_repeat_ngram_size",
-     "eos_token_id", "ep_size", "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id",
-     "forced_eos_token_id", "fuse_linear", "fuse_rms_norm", "fuse_rope", "fuse_swiglu", "gradient_checkpointing",
-     "id2label", "initial_context_length", "initializer_factor", "is_decoder", "label2id", "length_penalty", "max_length",
-     "min_length", "model_type", "multi_token_pred_lambda", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
-     "num_return_sequences", "output_attentions", "output_hidden_states", "output_past", "output_router_logits",
-     "output_scores", "pad_token_id", "paddleformers_version", "paddlenlp_version", "prefix", "pretraining_tp",
-     "problem_type", "pruned_heads", "quantization_config", "remove_invalid_values", "reorder_and_upcast_attn",
-     "repetition_penalty", "return_dict", "return_dict_in_generate", "rope_scaling", "router_aux_loss_coef",
-     "router_jitter_noise", "sep_token_id", "seq_aux", "sequence_parallel", "suppress_tokens", "task_specific_params",
-     "temperature", "tensor_parallel_degree", "tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p",
-     "torch_dtype", "torchscript", "transformers.js_config", "transformers_version", "typical_p", "unk_token_id",
-     "use_bfloat16", "use_cache", "use_flash_attention", "use_recompute", "vocab_file", "weight_share_add_bias"}
+    {"_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures", "attn_implementation",
+     "auto_map", "aux_loss_alpha", "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "cache_implementation",
+     "chunk_size_feed_forward", "classifier_dropout", "decoder_start_token_id", "directionality", "diversity_penalty",
+     "do_sample", "dtype", "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id", "ep_size",
+     "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "fuse_linear",
+     "fuse_rms_norm", "fuse_rope", "fuse_swiglu", "gradient_checkpointing", "id2label", "initial_context_length",
+     "initializer_factor", "label2id", "length_penalty", "max_length", "min_length", "model_type",
+     "multi_token_pred_lambda", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences",
+     "output_attentions", "output_hidden_states", "output_past", "output_router_logits", "output_scores", "pad_token_id",
+     "paddleformers_version", "paddlenlp_version", "prefix", "pretraining_tp", "problem_type", "quantization_config",
+     "remove_invalid_values", "reorder_and_upcast_attn", "repetition_penalty", "return_dict", "return_dict_in_generate",
+     "rope_scaling", "router_aux_loss_coef", "router_jitter_noise", "sep_token_id", "seq_aux", "sequence_parallel",
+     "suppress_tokens", "task_specific_params", "temperature", "tensor_parallel_degree", "tf_legacy_loss",
+     "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript", "transformers.js_config", "transformers_version",
+     "typical_p", "unk_token_id", "use_bfloat16", "use_cache", "use_flash_attention", "use_recompute", "vocab_file"}
 )  # fmt: skip
 """Fields of no influence on sizes or work, whatever the family: how text is generated, what files are called, which precision a
 checkpoint has, how positions are stretched, what balances experts."""
+
+USUAL = {
+    "add_cross_attention": False,
+    "cross_attention_hidden_size": None,
+    "is_decoder": False,
+    "is_encoder_decoder": False,
+    "pruned_heads": {},
+    "tie_encoder_decoder": False,
+}
+"""Fields that old files hold whatever the family, and the values that change nothing."""
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -148,8 +157,10 @@ class Fields:
 
     def check_rest(self) -> None:
         """Raises ModelError for a field that was not read and may change the size or the work of the model."""
-        for name in self.values:
-            if name not in self.known and name not in NO_SIZE:
+        for name, value in self.values.items():
+            if name not in self.known and name in USUAL and value is not None:
+                self.only(name, USUAL[name])
+            elif name not in self.known and name not in NO_SIZE and name not in USUAL:
                 raise ModelError(
                     f"{self.family} has no field {shown(name)} that is supported, and what it changes in the model is unknown; "
                     + nearest(str(name), sorted(self.known))

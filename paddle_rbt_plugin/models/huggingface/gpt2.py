@@ -13,7 +13,6 @@ def gpt2(f: Fields, seq: int) -> DecoderConfig:
     f.ignore("summary_use_proj")
     f.only("scale_attn_weights", True)
     f.only("scale_attn_by_inverse_layer_idx", False)
-    f.only("add_cross_attention", False)
     hidden, heads = f.size("n_embd"), f.size("n_head")
     if hidden % heads:
         raise ModelError(f"{f.family}: n_head must divide n_embd, but they are {heads} and {hidden}")

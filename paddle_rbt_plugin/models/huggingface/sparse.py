@@ -112,6 +112,7 @@ def _query_rank(f: Fields) -> int:
 
 def _routed(f: Fields, activation: str, *, scaling: float, **parts: Any) -> Experts:
     """Experts by the fields that DeepSeek and GLM share."""
+    f.only("moe_layer_freq", 1)
     width = f.size("moe_intermediate_size")
     return Experts(
         count=f.size("n_routed_experts"),
@@ -121,7 +122,6 @@ def _routed(f: Fields, activation: str, *, scaling: float, **parts: Any) -> Expe
         shared_width=width * f.count("n_shared_experts", 0),
         scaling=f.scale("routed_scaling_factor", scaling),
         first=f.count("first_k_dense_replace", 0),
-        every=f.size("moe_layer_freq", 1),
         **parts,
     )
 
@@ -155,11 +155,9 @@ def ernie4_5_moe(f: Fields, seq: int) -> DecoderConfig:
     f.ignore("moe_aux_loss_lambda", "moe_orthogonal_loss_lambda", "moe_z_loss_lambda", "moe_group", "moe_all_to_all_dropout")
     without_prediction(f)
     config = decoder(f, seq, **ernie_parts(f))
-    last = f.values.get("moe_layer_end_index")
     f.only("moe_layer_end_index", None, -1, config.layers - 1)
     f.only("use_bias", False)
     start = f.count("moe_layer_start_index", 1)
-    assert last is None or isinstance(last, int)
     width = f.size("moe_intermediate_size")
     experts = Experts(
         count=f.size("moe_num_experts"),
