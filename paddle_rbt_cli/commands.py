@@ -94,10 +94,10 @@ def cli() -> None:
 def plan(output: Output, **arguments: Any) -> None:
     """Find the best parallel strategy for MODEL.
 
-    MODEL is a published model by name (gpt3-1.3b, llama2-7b, ...), a config file of your own (YAML), a saved PIR program
-    (JSON), or package.module:function. The function takes no arguments and returns the forward pass with its loss: a static
-    Program, or a tuple (layer, input_spec) whose forward returns the loss, or (layer, input_spec, loss, labels_spec). It runs
-    under paddle.LazyGuard, so no parameters are allocated.
+    MODEL is a published model by name (gpt3-1.3b, qwen3-8b, ...; paddle-rbt models lists them), a config file of your own
+    (YAML), a config.json of Hugging Face, a saved PIR program (JSON), or package.module:function. The function takes no
+    arguments and returns the forward pass with its loss: a static Program, or a tuple (layer, input_spec) whose forward returns
+    the loss, or (layer, input_spec, loss, labels_spec). It runs under paddle.LazyGuard, so no parameters are allocated.
 
     \b
     Dimensions of --set; those that are not set are searched:
@@ -122,12 +122,30 @@ def plan(output: Output, **arguments: Any) -> None:
           --set mp=2,4 --set pp=1
       paddle-rbt plan my_config.yaml --cluster my_cluster.yaml \\
           --global-batch 32 --save plan.json
+      paddle-rbt plan config.json --seq 8192 --cluster 4x8:H100 \\
+          --global-batch 512
       paddle-rbt plan my_package.model:build --cluster 1x8:H100 \\
           --global-batch 64 --json
     """
     from paddle_rbt_plugin.cli.planning import plan_model
 
     plan_model(output, **arguments)
+
+
+@cli.command(short_help="List the models that plan knows by name.")
+@with_output
+def models(output: Output) -> None:
+    """List the models that plan takes by name: parameters, those that one token uses, layers, hidden size, heads, heads of keys
+    and values, and tokens of a training sequence. --json also says where the numbers come from.
+
+    \b
+    Examples:
+      paddle-rbt models
+      paddle-rbt models --json
+    """
+    from paddle_rbt_plugin.cli.models import list_models
+
+    list_models(output)
 
 
 @cli.command(short_help="Explain a saved plan.")

@@ -19,10 +19,11 @@ from paddle_rbt_plugin.handover.pir.configs import config_graph
 from paddle_rbt_plugin.handover.pir.saved import load_program
 from paddle_rbt_plugin.handover.pir.static_shapes import make_shapes_static
 from paddle_rbt_plugin.handover.pir.trace import Trace, trace_layer, with_batch
-from paddle_rbt_plugin.models import Config, build, config_names, input_spec, load_config, named_config
+from paddle_rbt_plugin.models import Config, build, config_names, input_spec, load_config, load_huggingface, named_config
+from paddle_rbt_plugin.models.huggingface import is_huggingface
 
 KINDS = (
-    "the name of a published model, a config file (.yaml), a saved PIR program (.json), "
+    "the name of a published model, a config file (.yaml), a config.json of Hugging Face, a saved PIR program (.json), "
     "or package.module:function that returns a model"
 )
 _RESULT = (
@@ -36,6 +37,8 @@ def model_config(reference: str, seq: int | None = None) -> Config | None:
     if reference in config_names() or reference.endswith((".yaml", ".yml")):
         config = named_config(reference) if reference in config_names() else load_config(reference)
         return dataclasses.replace(config, seq=seq) if seq is not None else config
+    if reference.endswith(".json") and is_huggingface(reference):
+        return load_huggingface(reference, seq)
     if seq is not None:
         raise ModelError(f"--seq changes the sequence length of a config, but {reference!r} is none: its inputs fix the length")
     return None

@@ -172,7 +172,7 @@ def test_a_saved_program_is_the_program(tmp_path, module):
     ("reference", "message"),
     [
         ("gpt3-13B", r"no model is named 'gpt3-13B'; did you mean gpt3-13b"),
-        ("zzz", r"the published ones are gpt-345m, .* \(MODEL is the name of a published model, a config file"),
+        ("zzz", r"the published ones are deepseek-v2, .* \(MODEL is the name of a published model, a config file"),
         ("mine:", r"'mine:' is not of the form package\.module:function"),
         (":pair", r"':pair' is not of the form package\.module:function"),
         ("mine:par", r"mine has no function 'par'; did you mean 'pair'"),

@@ -65,8 +65,8 @@ def resident_bytes():
 # --- configs
 
 
-def test_every_published_model_has_a_config_and_nothing_else_has():
-    assert set(config_names()) == set(PUBLISHED)
+def test_every_published_gpt_and_llama_has_a_config_and_nothing_else_has():
+    assert {name for name in config_names() if named_config(name).arch in ("gpt", "llama")} == set(PUBLISHED)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -91,7 +91,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_ones():
 
 
 def test_a_name_like_no_other_is_answered_with_all_of_them():
-    with pytest.raises(ModelError, match=r"known: gpt-345m, .*llama3-8b"):
+    with pytest.raises(ModelError, match=r"known: deepseek-v2, .*gpt-345m, .*llama3-8b"):
         named_config("zzz")
 
 

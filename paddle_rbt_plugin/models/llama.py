@@ -10,6 +10,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from paddle_rbt_plugin.models.config import LlamaConfig
+from paddle_rbt_plugin.models.rotary import rotary_tables, rotate
 
 
 class LlamaRMSNorm(nn.Layer):
@@ -118,21 +119,6 @@ class LlamaForPretraining(nn.Layer):
         """The mean cross entropy, a scalar, of ``labels``, the next tokens; both inputs are [batch, seq]."""
         logits = self.lm_head(self.llama(input_ids))
         return paddle.mean(F.cross_entropy(logits, paddle.unsqueeze(labels, 2), reduction="none"))
-
-
-def rotary_tables(seq: int, head_dim: int, theta: float) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Cosine and sine of every position times every frequency, [1, seq, 1, head_dim] (arXiv 2104.09864, equation 34)."""
-    exponents = paddle.arange(0, head_dim, 2, dtype="float32") / head_dim
-    angles = paddle.outer(paddle.arange(seq, dtype="float32"), theta**-exponents)
-    angles = paddle.reshape(paddle.concat([angles, angles], axis=-1), [1, seq, 1, head_dim])
-    return paddle.cos(angles), paddle.sin(angles)
-
-
-def rotate(x: paddle.Tensor, cos: paddle.Tensor, sin: paddle.Tensor) -> paddle.Tensor:
-    """``x`` [batch, seq, heads, head_dim] turned by its position; the halves of a head are the two coordinates."""
-    half = x.shape[-1] // 2
-    turned = paddle.concat([-x[..., half:], x[..., :half]], axis=-1)
-    return x * cos + turned * sin
 
 
 def _linear(config: LlamaConfig, width_in: int, width_out: int) -> nn.Linear:
