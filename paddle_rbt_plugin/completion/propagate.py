@@ -85,7 +85,7 @@ class Memo:
 
     forward: dict[tuple, _Forward] = field(default_factory=dict)
     backward: dict[tuple, _Backward] = field(default_factory=dict)
-    work: dict[tuple[tuple, int, tuple[int, ...]], SegmentWork] = field(default_factory=dict)
+    work: dict[tuple[tuple, int, tuple[int, ...], tuple[int, ...]], SegmentWork] = field(default_factory=dict)
 
 
 class _Completer:
