@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from math import isqrt, prod
+from math import prod
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh, smallest_factor
 from paddle_rbt_plugin.completion import (
@@ -33,6 +33,7 @@ from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.layers.layers import Layers
 from paddle_rbt_plugin.notes import Note
 from paddle_rbt_plugin.pattern import CompiledPattern, ExpandedSpec, Match, MatchResult, Pattern, match_all
+from paddle_rbt_plugin.search.dimensions import divisors
 from paddle_rbt_plugin.search.rejections import Reason, reason
 
 
@@ -260,7 +261,6 @@ def analyse(
 @cache
 def _legal(size: int) -> str:
     """The divisors of a size in words, the first of them where there are many."""
-    small = [d for d in range(1, isqrt(size) + 1) if size % d == 0]
-    divisors = sorted({*small, *(size // d for d in small)})
-    shown = divisors if len(divisors) <= 8 else divisors[:7]
-    return ", ".join(map(str, shown)) + (", ..." if len(divisors) > 8 else "")
+    legal = divisors(size)
+    shown = legal if len(legal) <= 8 else legal[:7]
+    return ", ".join(map(str, shown)) + (", ..." if len(legal) > 8 else "")
