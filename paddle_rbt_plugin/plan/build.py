@@ -15,7 +15,7 @@ from paddle_rbt_plugin.graph import Graph
 from paddle_rbt_plugin.notes import Note, note
 from paddle_rbt_plugin.pattern import Match
 from paddle_rbt_plugin.plan.plan import Plan, PlanEstimate, Stage, TensorPlacement
-from paddle_rbt_plugin.search import Analysis, SearchResult, candidate_dict
+from paddle_rbt_plugin.search import Analysis, Loss, SearchResult, candidate_dict
 
 
 def make_plan(
@@ -111,6 +111,12 @@ def _notes(analysis: Analysis, result: SearchResult, training: Training) -> Iter
         yield note("incomplete", pattern=pattern)
     for pattern, error in analysis.matches.failed.items():
         yield note("failed", pattern=pattern, error=error)
+    best, lost = result.best.candidate, dict[str, list[Loss]]()
+    degrees = {"dp": best.dp, "mp": best.mp, "ep": best.ep}
+    for loss in analysis.losses:
+        lost.setdefault(loss.match.pattern, []).append(loss)
+    for pattern, losses in lost.items():
+        yield note("lost", pattern=pattern, count=len(losses), reason=str(losses[0].reason(degrees)))
     for dropped in analysis.matches.dropped:
         if dropped.winner is None:  # a match that lost to another costs no weight its sharding
             yield note("dropped", pattern=dropped.match.pattern, reason=dropped.reason)

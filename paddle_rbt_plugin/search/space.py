@@ -29,7 +29,7 @@ from typing import Any, Literal
 from paddle_rbt_plugin.cluster import Cluster, factorisations
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.errors import NoFeasiblePlan
-from paddle_rbt_plugin.search.analysis import Analysis
+from paddle_rbt_plugin.search.analysis import Analysis, legal
 from paddle_rbt_plugin.search.diagnosis import check_met, interleaving, why_none
 from paddle_rbt_plugin.search.dimensions import ALL, DEGREES, SearchSpace, divisors
 from paddle_rbt_plugin.search.rejections import Reason, Rejected, reason
@@ -134,14 +134,16 @@ def _rules_out(analysis: Analysis, training: Training, space: SearchSpace, degre
         return reason("layers", pp=degrees["pp"], layers=layers)
     if training.global_batch % dp:
         return reason("batch", dp=dp, batch=training.global_batch, legal="", what="global batch")
-    for axis in ("mp", "ep"):
-        if degrees.get(axis, 1) > 1 and axis not in analysis.axes:
-            return reason("axis", axis=axis)
+    asked = [axis for axis in ("mp", "ep") if getattr(space, axis) is not None]
+    if why := analysis.under({axis: n for axis, n in degrees.items() if axis != "pp"}).without_axis(degrees, asked):
+        return why
     if ep > 1 and training.mode == "train" and space.forbids("sharding_stage", 0):
         return reason("experts_zero", source=space.source("sharding_stage"), allowed=space.sharding_stage)
     if ep not in (1, dp):
         return reason("experts", ep=ep, dp=dp)
-    return analysis.indivisible({axis: n for axis, n in degrees.items() if axis != "pp"})
+    if analysis.batch % dp:
+        return reason("batch", dp=dp, batch=analysis.batch, legal=legal(analysis.batch), what="batch")
+    return None
 
 
 @dataclass(frozen=True)
