@@ -71,7 +71,8 @@ def op_call(name: str, attrs: Iterable[tuple[str, Any]], inputs: Mapping[str, Se
     for argument in arguments:
         given = inputs.get(argument.name)
         if given is not None and argument.kind == "tensor":
-            args.append(list(given) if "vector" in argument.type else (given[0] if given else None))
+            # An absent list must be None: the gradient op of one that is empty reads its first element.
+            args.append(None if not given else list(given) if "vector" in argument.type else given[0])
         elif given:
             args.append(given[0])
         elif "Place" in argument.type:
@@ -190,6 +191,11 @@ def tensor_attrs(attr: Any) -> list[Any]:
         return [array[i].as_tensor_dist_attr() for i in range(len(array))]
     tensor = attr.as_tensor_dist_attr() if attr else None
     return [] if tensor is None else [tensor]
+
+
+def slots_of_results(op: Any) -> tuple[str, ...]:
+    """The slot of each tensor that a built op makes."""
+    return tuple(slot for slot, r in zip(op.get_output_names(), op.results(), strict=True) for _ in result_tensors(r))
 
 
 def result_tensors(result: Any) -> list[Any]:

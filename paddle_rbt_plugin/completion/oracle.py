@@ -16,6 +16,7 @@ from paddle_rbt_plugin.completion.built import Built
 from paddle_rbt_plugin.completion.operands import less_sharded, whole_along, wrongly_summed
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.completion.question import HALF, Question
+from paddle_rbt_plugin.completion.sample_wise import SAMPLE_WISE, laid, local_placements
 from paddle_rbt_plugin.completion.scratch import ScratchPrograms
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.random_ops import draws_whole
@@ -37,6 +38,7 @@ class Oracle:
         self.mesh = mesh
         self._remembered = remembered
         self._scratch = ScratchPrograms(mesh)
+        self._undistributed = ScratchPrograms(None)
         self._answers: dict[Question, tuple[Built, ...]] = {}
         self._built: dict[Question, tuple[Built, ...]] = {}  # ops as they were built to find what they bring their operands to
         self._brought: dict[Question, tuple[Placement, ...] | None] = {}
@@ -60,14 +62,7 @@ class Oracle:
 
     def _answer(self, question: Question) -> tuple[Built, ...]:
         try:
-            forward = question.forward
-            if forward not in self._brought:
-                self._brought[forward] = self._find_brought(forward)
-            brought = self._brought[forward]
-            if brought is not None:
-                answer = self._of_brought(question, brought)
-            else:
-                answer = self._build(question) if question.gradients is not None else self._built[forward]
+            answer = self._on_local_tensors(question) if question.op in SAMPLE_WISE else self._distributed(question)
         except UnsupportedProgram as error:
             if self._remembered:
                 self._remembered.keep(question, error)
@@ -75,6 +70,24 @@ class Oracle:
         if self._remembered:
             self._remembered.keep(question, answer)
         return answer
+
+    def _on_local_tensors(self, question: Question) -> tuple[Built, ...]:
+        """The answer for an op that each rank runs on its own samples."""
+        whole = question.whole
+        forward = self._build(whole.forward, self._undistributed)
+        slots = self._undistributed.result_slots(whole.forward)
+        where = local_placements(question, slots, [len(product.shape) for product in forward[0].products])
+        dense = forward if question.gradients is None else self._build(whole, self._undistributed)
+        return laid(dense, question, where)
+
+    def _distributed(self, question: Question) -> tuple[Built, ...]:
+        forward = question.forward
+        if forward not in self._brought:
+            self._brought[forward] = self._find_brought(forward)
+        brought = self._brought[forward]
+        if brought is not None:
+            return self._of_brought(question, brought)
+        return self._build(question) if question.gradients is not None else self._built[forward]
 
     def _find_brought(self, forward: Question) -> tuple[Placement, ...] | None:
         """The placements to which an op brings its operands before it is built. All whole for an op that must draw its whole
@@ -106,16 +119,16 @@ class Oracle:
             return tuple(b.with_gradients_of(question.operands) for b in built)
         return (built[0].from_operands(question.operands),)
 
-    def _build(self, question: Question) -> tuple[Built, ...]:
+    def _build(self, question: Question, scratch: ScratchPrograms | None = None) -> tuple[Built, ...]:
         try:
-            return self._scratch.build(question)
+            return (scratch or self._scratch).build(question)
         except UnsupportedProgram:
             raise
         except Exception as error:  # Paddle's own exceptions have no common base
             half = {o.dtype for o in question.operands} & HALF
             if half:
                 dtype = half.pop()
-                return tuple(built.with_dtype(dtype) for built in self._build(question.in_float32()))
+                return tuple(built.with_dtype(dtype) for built in self._build(question.in_float32(), scratch))
             shapes = ", ".join(str(list(o.shape)) for o in question.operands)
             raise UnsupportedProgram(
                 f"Paddle cannot build {question.op!r} on inputs of shape {shapes} placed as "

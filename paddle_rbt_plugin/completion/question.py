@@ -40,6 +40,15 @@ class Question(NamedTuple):
         """The question about the op itself."""
         return self._replace(gradients=None, results=())
 
+    @property
+    def whole(self) -> Question:
+        """The question about operands, and gradients, that are whole."""
+        question = self.placed([Placement.replicated(len(o.shape)) for o in self.operands])
+        if self.gradients is None:
+            return question
+        whole = [None if g is None else Placement.replicated(len(g.dims_mapping)) for g in self.gradients]
+        return question._replace(gradients=tuple(whole))
+
     def placed(self, placements: Sequence[Placement]) -> Question:
         """The question about operands with these placements."""
         others = iter(placements)

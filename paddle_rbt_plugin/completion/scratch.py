@@ -22,6 +22,7 @@ from paddle_rbt_plugin.completion.distributed_ops import (
     producer_of,
     result_attrs,
     result_tensors,
+    slots_of_results,
     tensor_attr,
     tensor_attrs,
     without_call_stacks,
@@ -36,9 +37,10 @@ _MOST_OPS = 100
 
 
 class ScratchPrograms:
-    """The scratch programs of one mesh. Questions share a program until it is large."""
+    """The scratch programs of one mesh, or of none, where nothing is distributed. Questions share a program until it is
+    large."""
 
-    def __init__(self, mesh: ProcessMesh):
+    def __init__(self, mesh: ProcessMesh | None):
         self._mesh = mesh
         self._paddle_mesh: Any = None
         self._inputs: _Inputs | None = None
@@ -48,17 +50,24 @@ class ScratchPrograms:
         with building_pir(), without_call_stacks():
             return self._build(question)
 
+    def result_slots(self, question: Question) -> tuple[str, ...]:
+        """The slot of each result of the op."""
+        with building_pir(), without_call_stacks():
+            return self._asked(question).result_slots()
+
     def _build(self, question: Question) -> tuple[Built, ...]:
+        return self._asked(question).answer()
+
+    def _asked(self, question: Question) -> _Scratch:
         import paddle
         from paddle.base import core
 
-        if self._paddle_mesh is None:
+        if self._paddle_mesh is None and self._mesh is not None:
             mesh = self._mesh  # the Python class would make every mesh asked about part of the running job
             self._paddle_mesh = core.ProcessMesh(list(mesh.shape), list(range(mesh.size)), list(mesh.axes))
         if self._inputs is None or self._inputs.program.num_ops() > _MOST_OPS:
             self._inputs = _Inputs(paddle.static.Program(), self._paddle_mesh)
-        with paddle.static.program_guard(self._inputs.program):
-            return _Scratch(self._inputs, question).answer()
+        return _Scratch(self._inputs, question)
 
 
 class _Inputs:
@@ -90,9 +99,8 @@ class _Inputs:
 
         pir = paddle.base.libpaddle.pir
         dense = pir.create_shaped_type(self._element(operand.dtype), list(operand.shape))
-        value = self.program.global_block().add_kwarg(
-            name, pir.cvt_to_dist_type(dense, tensor_attr(self.mesh, operand.placement))
-        )
+        type_ = dense if self.mesh is None else pir.cvt_to_dist_type(dense, tensor_attr(self.mesh, operand.placement))
+        value = self.program.global_block().add_kwarg(name, type_)
         value.stop_gradient = operand.stop_gradient
         return value
 
@@ -119,6 +127,20 @@ class _Scratch:
         self.locals = 0
 
     def answer(self) -> tuple[Built, ...]:
+        import paddle
+
+        with paddle.static.program_guard(self.inputs.program):
+            return self._answer()
+
+    def result_slots(self) -> tuple[str, ...]:
+        import paddle
+
+        with paddle.static.program_guard(self.inputs.program):
+            inputs = [self._input(o) for o in self.question.operands]
+            op = producer_of(self.inputs.results(self.question, self._by_slot(inputs))[0])
+        return slots_of_results(op)
+
+    def _answer(self) -> tuple[Built, ...]:
         inputs = [self._input(o) for o in self.question.operands]
         for i, value in enumerate(inputs):
             self.sources[value.id] = Source("input", i)

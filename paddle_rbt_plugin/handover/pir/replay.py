@@ -15,11 +15,13 @@ from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.distributed_ops import finished, set_placement
 from paddle_rbt_plugin.completion.forms import FORMS
 from paddle_rbt_plugin.completion.placement import Placement
+from paddle_rbt_plugin.completion.sample_wise import SAMPLE_WISE
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.names import CanonicalName
 from paddle_rbt_plugin.graph.pir import CONTAINER_OPS, RECOMPUTE_MARKS, SINK_OPS, plain_attrs
 from paddle_rbt_plugin.graph.random_ops import draws
 from paddle_rbt_plugin.handover.pir.custom_ops import build_custom_op
+from paddle_rbt_plugin.handover.pir.local_ops import build_sample_wise
 from paddle_rbt_plugin.handover.pir.rewrite import SerialOp, build_op
 from paddle_rbt_plugin.handover.pir.seeds import Seeds
 from paddle_rbt_plugin.handover.shared.conversion import paddle_mesh
@@ -63,7 +65,10 @@ class Annotation:
         # Names first: the container that splits a list result goes with its op, and must not be touched afterwards.
         self.ops = [(op.name(), op) for op in program.global_block().ops]
         custom = any(name.startswith(PREFIX) for name, _ in self.ops)
-        self.custom_ops: Mapping[str, CanonicalName] | None = load_plugins(blocked).op_names if custom else None
+        local = custom or any(name.removeprefix("pd_op.") in SAMPLE_WISE for name, _ in self.ops)
+        self.custom_ops: Mapping[str, CanonicalName] | None = (
+            (load_plugins(blocked).op_names if custom else {}) if local else None
+        )
 
     def run(self) -> None:
         """Rebuilds the program in place."""
@@ -96,7 +101,7 @@ class Annotation:
         built, _ = rebuild(op, self.process_meshes[0], self.forms, self.seeds, self.custom_ops)
         if self.custom_ops is not None:
             # The first op to read a value that is not distributed distributes all such values of the program, and so the local
-            # ones of custom ops; so there is none.
+            # ones of ops on local tensors; so there is none.
             self._place_whole(built[-1], 0)
 
     def _place_whole(self, op: Any, stage: int) -> None:
@@ -150,12 +155,16 @@ def build_again(
 
     Raises UnsupportedProgram for an op that cannot be built again."""
     name = op.name().split(".", 1)[1]
+    if custom_ops is None and (op.name().startswith(PREFIX) or name in SAMPLE_WISE):
+        raise UnsupportedProgram(
+            f"the op {name!r}, which runs on local tensors, cannot be handed over to pipeline stages; restrict the search to "
+            "pp 1"
+        )
     if op.name().startswith(PREFIX):
-        if custom_ops is None:
-            raise UnsupportedProgram(
-                f"the custom op {name!r} cannot be handed over to pipeline stages; restrict the search to pp 1"
-            )
+        assert custom_ops is not None
         built, results = build_custom_op(name, plain_attrs(op), inputs, mesh, paddle_mesh(mesh), custom_ops)
+    elif name in SAMPLE_WISE:
+        built, results = build_sample_wise(op, name, plain_attrs(op), inputs, mesh)
     else:
         attrs = plain_attrs(op)
         if draws(name, attrs):

@@ -1,0 +1,126 @@
+"""Ops that treat the samples of a batch one by one, and that Paddle does not shard: it has no rule for them and gathers their
+operands, or ends the process when they are built on distributed operands (interpolation, recurrences).
+
+Each rank runs such an op on its own samples, or on all of them if the op mixes samples: the hand-over builds it on local
+tensors. So nothing is asked of Paddle but which ops its gradient takes. A sharded dimension that does not hold samples is
+gathered. What the ranks compute of the gradient of an operand that is whole, such as a weight, are summands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paddle_rbt_plugin.completion.built import Built, Product, Use
+from paddle_rbt_plugin.completion.placement import Placement
+from paddle_rbt_plugin.completion.question import Question
+
+
+@dataclass(frozen=True)
+class SampleWise:
+    """Where an op has its samples: the dimension by the slot of an operand and of a result. What is in other slots is whole,
+    and so is everything if the op, with its attributes, mixes samples (``mixes``)."""
+
+    operands: Mapping[str, int]
+    results: Mapping[str, int]
+    mixes: Callable[[Mapping[str, Any], int], bool] = lambda attrs, ndim: False
+    """Of the attributes and the number of dimensions of the first operand."""
+
+
+def _reduces_first(attrs: Mapping[str, Any], ndim: int) -> bool:
+    return bool(attrs["flatten"]) or int(attrs["axis"]) % max(ndim, 1) == 0
+
+
+def _first(*slots: str, results: Sequence[str] = ("out",)) -> SampleWise:
+    return SampleWise(dict.fromkeys(slots, 0), dict.fromkeys(results, 0))
+
+
+_IMAGES = _first("x")
+SAMPLE_WISE: Mapping[str, SampleWise] = {
+    **dict.fromkeys(("pool2d", "pool3d", "lp_pool2d", "maxout", "affine_channel", "prelu"), _IMAGES),
+    **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "shuffle_channel"), _IMAGES),
+    **dict.fromkeys(("fold", "unfold", "pad3d"), _IMAGES),
+    **dict.fromkeys(("max_pool2d_with_index", "max_pool3d_with_index"), _first("x", results=("out", "mask"))),
+    **dict.fromkeys(("unpool", "unpool3d"), _first("x", "indices")),
+    **dict.fromkeys(
+        ("linear_interp", "bilinear_interp", "bicubic_interp", "nearest_interp", "trilinear_interp"),
+        _first("x", results=("output",)),
+    ),
+    "instance_norm": _first("x", results=("y", "saved_mean", "saved_variance")),
+    "grid_sample": _first("x", "grid"),
+    "affine_grid": _first("input", results=("output",)),
+    "deformable_conv": _first("x", "offset", "mask"),
+    "bilinear": _first("x", "y"),
+    **dict.fromkeys(("argmax", "argmin"), replace(_IMAGES, mixes=_reduces_first)),
+    "einsum": SampleWise({}, {}),
+    "rnn": SampleWise({"x": 1, "pre_state": 1, "sequence_length": 0}, {"out": 1, "state": 1}),
+    "warpctc": SampleWise({"logits": 1, "label": 0, "logits_length": 0, "labels_length": 0}, {"loss": 0, "warpctcgrad": 1}),
+}
+"""By canonical op."""
+
+
+@dataclass(frozen=True)
+class LocalPlacements:
+    """How an op lies that runs on local tensors."""
+
+    needs: tuple[Placement, ...]
+    gradients: tuple[Placement, ...]
+    """Of what each rank computes of the operands' gradients."""
+    results: tuple[Placement, ...]
+
+
+def local_placements(question: Question, result_slots: Sequence[str], result_dims: Sequence[int]) -> LocalPlacements:
+    """How the operands and results of an op of ``SAMPLE_WISE`` lie, given those that the question has. ``result_slots`` holds
+    the slot of each result, ``result_dims`` its number of dimensions."""
+    op = SAMPLE_WISE[question.op]
+    operands = [(slot, o) for slot, some in question.slots for o in some]
+    dims = {} if op.mixes(dict(question.attrs), len(operands[0][1].shape)) else op.operands
+    axes = {o.placement.dims_mapping[dims[slot]] for slot, o in operands if slot in dims and o.shape}
+    axis = axes.pop() if len(axes) == 1 else -1  # all that holds samples is sharded alike, or gathered
+    held = op.results if axis >= 0 else {}
+    needs = tuple(_along(dims.get(slot) if axis >= 0 else None, axis, len(o.shape)) for slot, o in operands)
+    results = tuple(_along(held.get(slot), axis, ndim) for slot, ndim in zip(result_slots, result_dims, strict=True))
+    split = {axis} - {-1}
+    return LocalPlacements(needs, tuple(summands(need, split) for need in needs), results)
+
+
+def summands(need: Placement, split: set[int]) -> Placement:
+    """How ranks hold the gradient of an operand, when they compute parts of the op along the axes ``split``."""
+    return Placement(need.dims_mapping, tuple((axis, "sum") for axis in sorted(split - set(need.dims_mapping))))
+
+
+def laid(dense: Sequence[Built], question: Question, where: LocalPlacements) -> tuple[Built, ...]:
+    """The answer to a question, given the ops that Paddle builds on whole operands."""
+
+    def used(use: Use) -> Use:
+        i = use.source.index
+        if use.source.kind == "input":
+            return use._replace(have=question.operands[i].placement, need=where.needs[i])
+        if use.source.kind == "output":
+            return use._replace(have=where.results[i], need=where.results[i])
+        gradient = question.gradients[i] if use.source.kind == "gradient" and question.gradients is not None else None
+        if gradient is not None:
+            return use._replace(have=gradient, need=where.results[i])
+        return use
+
+    def made(product: Product, place: int) -> Product:
+        if product.gradient_of is not None:
+            lies = where.gradients[product.gradient_of]
+            return product._replace(made=lies, kept=lies)
+        if question.gradients is None:
+            return product._replace(made=where.results[place], kept=where.results[place])
+        return product
+
+    return tuple(
+        replace(
+            built,
+            uses=tuple(map(used, built.uses)),
+            products=tuple(made(product, i) for i, product in enumerate(built.products)),
+        )
+        for built in dense
+    )
+
+
+def _along(dim: int | None, axis: int, ndim: int) -> Placement:
+    return Placement(tuple(axis if i == dim else -1 for i in range(ndim)))
