@@ -18,7 +18,7 @@ from paddle_rbt_plugin.completion.operands import less_sharded, whole_along, wro
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.graph import TensorKind
-from paddle_rbt_plugin.graph.pir import LINEAR, dtype_name
+from paddle_rbt_plugin.graph.pir import LINEAR, argument_kinds, dtype_name
 from paddle_rbt_plugin.graph.rewrite import RULES, steps_for
 from paddle_rbt_plugin.graph.steps import Step
 from paddle_rbt_plugin.handover.shared.conversion import paddle_placements
@@ -103,7 +103,8 @@ def _build(op: SerialOp, inputs: Inputs) -> list[Any]:
         total = call_op("add", (), {"x": [finished(product[0])], "y": inputs["bias"]})
         return [producer_of(product[0]), producer_of(total[0])]
     if name in RULES:
-        operands = [value for values in inputs.values() for value in values]
+        slots = argument_kinds(f"pd_op.{name}")
+        operands = [value for slot, values in inputs.items() if slots.get(slot) == "tensor" for value in values]
         kinds = [_KINDS.get(value.get_defining_op().name(), "var") for value in operands]
         wholes = [tuple(value.shape) for value in operands]
         steps = steps_for(name, kinds, wholes, tuple(op.result.shape), attrs, dtype_name(operands[0].dtype))
