@@ -134,13 +134,13 @@ def _rules_out(analysis: Analysis, training: Training, space: SearchSpace, degre
         return reason("layers", pp=degrees["pp"], layers=layers)
     if training.global_batch % dp:
         return reason("batch", dp=dp, batch=training.global_batch, legal="", what="global batch")
-    asked = [axis for axis in ("mp", "ep") if getattr(space, axis) is not None]
-    if why := analysis.under({axis: n for axis, n in degrees.items() if axis != "pp"}).without_axis(degrees, asked):
-        return why
     if ep > 1 and training.mode == "train" and space.forbids("sharding_stage", 0):
         return reason("experts_zero", source=space.source("sharding_stage"), allowed=space.sharding_stage)
     if ep not in (1, dp):
         return reason("experts", ep=ep, dp=dp)
+    asked = [axis for axis in ("mp", "ep") if getattr(space, axis) is not None]
+    if why := analysis.under({axis: n for axis, n in degrees.items() if axis != "pp"}).without_axis(degrees, asked):
+        return why
     if analysis.batch % dp:
         return reason("batch", dp=dp, batch=analysis.batch, legal=legal(analysis.batch), what="batch")
     return None
