@@ -22,7 +22,7 @@ from paddle.distributed.auto_parallel.static.helper import ProxyLayer
 from paddle_rbt_plugin.handover.pir.engine_data import engine_specs
 from paddle_rbt_plugin.handover.pir.engine_outputs import Layout
 from paddle_rbt_plugin.handover.pir.first_plan import plan_before_training
-from paddle_rbt_plugin.handover.pir.patches import traces_record_apart
+from paddle_rbt_plugin.handover.pir.native import traces_record_apart
 from paddle_rbt_plugin.handover.shared.engine_state import engine_plan
 from paddle_rbt_plugin.handover.shared.strategy import is_enabled
 from paddle_rbt_plugin.patching import ENGINES_OF_SCRIPTS, Attribute, Setting, paddle_change

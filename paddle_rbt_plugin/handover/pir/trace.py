@@ -11,11 +11,11 @@ from typing import Any
 import paddle
 from paddle import nn
 
-from paddle_rbt_plugin.completion.distributed_ops import without_call_stacks
-from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram, error_message
+from paddle_rbt_plugin.errors import TunerError, TunerWarning, UnsupportedProgram
 from paddle_rbt_plugin.graph import Batch, Graph, read_program
 from paddle_rbt_plugin.graph.batch import OPEN, find_batches
-from paddle_rbt_plugin.handover.pir.patches import native_tracing, traces_record_apart
+from paddle_rbt_plugin.handover.pir.balanced_load import BalancedLoad
+from paddle_rbt_plugin.handover.pir.native import cause_of, errors_as_raised, natively, traces_record_apart, values_as_balanced
 from paddle_rbt_plugin.handover.pir.static_shapes import make_shapes_static
 from paddle_rbt_plugin.tuner import collection_paused
 
@@ -72,7 +72,7 @@ def trace_layer(
     if not was_dynamic:
         paddle.disable_static()
     try:
-        program, outputs = _trace(wrapped, specs)
+        program, outputs, load = _trace(wrapped, specs, None if batch is None else batch.size)
         make_shapes_static(program)
     finally:
         if not was_dynamic:
@@ -117,32 +117,33 @@ def _scalar(outputs: Any) -> Any:
     return first if hasattr(first, "shape") and math.prod(first.shape) == 1 else None
 
 
-def _trace(layer: nn.Layer, specs: list[Any]) -> tuple[Any, Any]:
-    """The program of the forward pass, and its outputs."""
-    function = layer.forward
+def _trace(layer: nn.Layer, specs: list[Any], batch: int | None) -> tuple[Any, Any, BalancedLoad]:
+    """The program of the forward pass, its outputs, and where it assumes a load of experts."""
+    load = BalancedLoad(batch)
     try:
-        with native_tracing.apply(), traces_record_apart.apply(), without_call_stacks():
-            traced = paddle.jit.to_static(function, full_graph=True, input_spec=[specs]).concrete_program
-            return traced.main_program, traced.outputs
-    except (Exception, SystemExit) as native_error:  # the model's own Python may raise anything
-        warnings.warn(
-            f"tracing without transcription failed ({_first_line(native_error)}); trying again with Paddle's dy2static",
-            stacklevel=4,
-        )
+        with natively(), values_as_balanced.apply(load):
+            return *_programmed(layer, specs), load
+    except (Exception, SystemExit) as error:  # the model's own Python may raise anything
+        native_error = error
+    cause = cause_of(native_error)
+    warnings.warn(
+        f"tracing without transcription failed ({cause}); trying again with Paddle's dy2static", TunerWarning, stacklevel=4
+    )
     try:
-        with traces_record_apart.apply():
-            traced = paddle.jit.to_static(function, full_graph=True, input_spec=[specs]).concrete_program
-        return traced.main_program, traced.outputs
+        with traces_record_apart.apply(), errors_as_raised.apply():
+            return *_programmed(layer, specs), BalancedLoad()
     except (Exception, SystemExit) as error:
-        raise UnsupportedProgram(f"the Layer {type(layer.layer).__name__} cannot be traced: {_first_line(error)}") from error
+        retried = "" if isinstance(error, RecursionError) else cause_of(error)
+        also = f"; transcribed by Paddle's dy2static: {retried}" if retried not in ("", cause) else ""
+        raise UnsupportedProgram(f"the Layer {type(layer.layer).__name__} cannot be traced: {cause}{also}") from native_error
+
+
+def _programmed(layer: nn.Layer, specs: list[Any]) -> tuple[Any, Any]:
+    traced = paddle.jit.to_static(layer.forward, full_graph=True, input_spec=[specs]).concrete_program
+    return traced.main_program, traced.outputs
 
 
 def _named(spec: Any, default: str) -> Any:
     if spec is None or not hasattr(spec, "shape"):
         raise TunerError(f"an input spec must be a paddle.static.InputSpec, not {spec!r}")
     return paddle.static.InputSpec(list(spec.shape), spec.dtype, spec.name or default, stop_gradient=True)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in error_message(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1].strip() if lines else ''}"
