@@ -129,6 +129,10 @@ class BalancedLoad:
         if type_ in ("full", "full_like", "full_with_tensor", "full_int_array"):
             number = attrs.get("value", 0.0) if type_ == "full" else self._of_operand(operands, 1)
             return Load(float(number), float(number != 0), constant=True) if isinstance(number, (int, float)) else number
+        if type_ == "assign_value":
+            numbers = attrs.get("values", ())
+            same = len(set(numbers)) == 1 and isinstance(numbers[0], (int, float))
+            return Load(float(numbers[0]), float(numbers[0] != 0), constant=True) if same else None
         if type_ in ("numel", "shape", "shape64"):
             return (
                 Load(float(_numel(operands[0])), 1.0, constant=True)

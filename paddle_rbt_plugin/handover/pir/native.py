@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import linecache
 import math
-import sysconfig
+import os
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -98,7 +98,7 @@ def flags_of_devices_are_off() -> Iterator[Setting]:
             try:
                 found |= original(name)
             except ValueError:
-                found[name] = False
+                found[name] = 2 if name == "FLAGS_flash_attn_version" else False
         return found
 
     yield Attribute(paddle, "get_flags", get_flags)
@@ -137,7 +137,7 @@ def values_as_balanced(load: BalancedLoad) -> Iterator[Setting]:
         """The rows: numbers where they are known."""
         exact = _exact(self)
         if exact is not None:
-            yield from exact
+            yield from exact.view(_Known)
         elif not self.shape or self.shape[0] < 0:
             raise TypeError(f"a tensor of shape {list(self.shape)} has no known number of rows")
         else:
@@ -193,6 +193,17 @@ def values_as_balanced(load: BalancedLoad) -> Iterator[Setting]:
     yield Attribute(paddle._C_ops, "masked_select", masked_select)
 
 
+class _Known(np.ndarray):
+    """Known numbers, where the model expects a tensor."""
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return int(found) if isinstance(found, np.integer) else found  # Paddle indexes with numbers of Python only
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+
 _PASSED_ON = frozenset({"pd_op.slice", "pd_op.assign", "pd_op.cast", "pd_op.share_data_", "pd_op.assign_out_"})
 
 
@@ -207,10 +218,10 @@ def errors_as_raised() -> Iterator[Setting]:
     yield Attribute(error, "DEFAULT_DISABLE_NEW_ERROR", 1)
 
 
-_NOT_THE_MODEL = tuple(
-    str(folder) for folder in (Path(paddle.__file__).parent, Path(__file__).parents[2], sysconfig.get_path("stdlib"))
+_OTHER_THAN_MODELS = tuple(
+    f"{folder}{os.sep}" for folder in (Path(paddle.__file__).parent, Path(__file__).parents[2], Path(os.__file__).parent)
 )
-_PURE = sysconfig.get_path("purelib")
+_PACKAGES = f"{os.sep}site-packages{os.sep}"
 _LONGEST = 500
 
 
@@ -242,5 +253,5 @@ def cause_of(error: BaseException) -> str:
 
 
 def _is_of_model(path: str) -> bool:
-    ours = path.startswith(_NOT_THE_MODEL) and not (path.startswith(_PURE) and not path.startswith(_NOT_THE_MODEL[:2]))
-    return not ours and not path.startswith("<")
+    inside = next((folder for folder in _OTHER_THAN_MODELS if path.startswith(folder)), None)
+    return not path.startswith("<") and (inside is None or _PACKAGES in path[len(inside) - 1 :])

@@ -14,6 +14,7 @@ from paddle import nn
 from paddle_rbt_plugin.errors import TunerError, TunerWarning, UnsupportedProgram
 from paddle_rbt_plugin.graph import Batch, Graph, read_program
 from paddle_rbt_plugin.graph.batch import OPEN, find_batches
+from paddle_rbt_plugin.graph.mixtures import fold_mixtures
 from paddle_rbt_plugin.handover.pir.balanced_load import BalancedLoad
 from paddle_rbt_plugin.handover.pir.native import cause_of, errors_as_raised, natively, traces_record_apart, values_as_balanced
 from paddle_rbt_plugin.handover.pir.static_shapes import make_shapes_static
@@ -72,13 +73,25 @@ def trace_layer(
     if not was_dynamic:
         paddle.disable_static()
     try:
-        program, outputs, load = _trace(wrapped, specs, None if batch is None else batch.size)
+        program, outputs, load = _trace(wrapped, specs, specs[0].shape[0] if batch is None else batch.size)
         make_shapes_static(program)
     finally:
         if not was_dynamic:
             paddle.enable_static()
     structured = {p.name: name for name, p in layer.named_parameters()}
-    return Trace(program, read_program(program, _scalar(outputs), structured_names=structured).with_batch(batch))
+    graph = read_program(program, _scalar(outputs), structured_names=structured).with_batch(batch)
+    return Trace(program, _balanced(graph, program, load))
+
+
+def _balanced(graph: Graph, program: Any, load: BalancedLoad) -> Graph:
+    """The graph of a program that was traced under a balanced load, its mixtures folded."""
+    if not load.dispatches:
+        return graph
+    position = {id_: i for i, id_ in enumerate(op.id() for op in program.global_block().ops)}
+    result = {op.source: op.results[0] for op in graph.ops}
+    found = {position[value.get_defining_op().id()]: places for value, places in load.dispatches}
+    folded, mixtures = fold_mixtures(graph, {result[at]: places for at, places in found.items()})
+    return folded
 
 
 def with_batch(
