@@ -272,7 +272,11 @@ class _Fold:
         return self.add(type_, given, [(shape, dtype or self.building.tensors[next(iter(inputs.values()))].dtype)], attrs)[0]
 
     def reshape(self, x: int, shape: Shape) -> int:
-        return x if self.building.tensors[x].shape == shape else self.one("reshape", {"x": x}, shape, {"shape": shape})
+        before = next((op for op in self.ops if op.type == "reshape" and op.results == (x,)), None)
+        source = x if before is None else before.operands[0]
+        if shape in (self.building.tensors[x].shape, self.building.tensors[source].shape):
+            return x if self.building.tensors[x].shape == shape else source
+        return self.one("reshape", {"x": source}, shape, {"shape": shape})
 
     def cast(self, x: int, dtype: str) -> int:
         found = self.building.tensors[x]
@@ -445,7 +449,7 @@ class _Fold:
         op = self.graph.producer(tensor)
         while op is not None and op.operands and op.type in _OF_COORDINATES:
             op = self.graph.producer(op.operands[0])
-        if op is None or op.operands:
+        if op is None or (op.operands and op.type != "assign_value"):
             return None
         value = op.attrs.get("values", op.attrs.get("value"))
         value = value[0] if isinstance(value, tuple) and len(value) == 1 else value
@@ -465,10 +469,24 @@ class _Fold:
         for slot, some in first.inputs.items():
             inputs[slot] = tuple(self._aligned(t, values[t], rank, first.type) for t in some)
         results = [self.graph.tensors[t] for t in first.results]
+        if first.type == "matmul" and all(math.prod(self.graph.tensors[t].shape[:-2]) == 1 for t in first.operands):
+            return self._product(first, inputs, results[0])
         made = self.add(first.type, inputs, [((self.count, *t.shape), t.dtype) for t in results], attrs, tuple(first.outputs))
         for at, serial in zip(made, results, strict=True):
             tensors[at] = replace(tensors[at], stop_gradient=serial.stop_gradient)
         return made
+
+    def _product(self, op: Op, inputs: Mapping[str, tuple[int, ...]], result: Tensor) -> tuple[int, ...]:
+        """The products of matrices, one for each expert."""
+        x, y = (
+            self.reshape(some[0], (self.count, *self.graph.tensors[op.inputs[slot][0]].shape[-2:]))
+            if self.building.tensors[some[0]].shape[0] == self.count and self.building.tensors[some[0]].ndim > 2
+            else some[0]
+            for slot, some in inputs.items()
+        )
+        shape = (self.count, *result.shape)
+        made = self.one("matmul", {"x": x, "y": y}, (self.count, *result.shape[-2:]), op.attrs)
+        return (self.reshape(made, shape),)
 
     def _aligned(self, serial: int, value: _Value, rank: int, type_: str) -> int:
         """An operand with as many dimensions as broadcasting to the others of its op needs."""
@@ -477,7 +495,7 @@ class _Fold:
             raise _Irregular
         if type_ not in _BROADCASTS or not value.stacked or len(shape) == rank:
             return value.tensor
-        if type_ == "matmul":
+        if type_ == "matmul" and len(shape) < 2:
             raise _Irregular
         return self.reshape(value.tensor, (self.count, *(1,) * (rank - len(shape)), *shape))
 

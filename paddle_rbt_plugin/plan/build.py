@@ -11,7 +11,9 @@ from paddle_rbt_plugin.completion.forms import SHARDED_FORMS
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.cost.estimates import Estimate
 from paddle_rbt_plugin.cost.stages import make_cut
+from paddle_rbt_plugin.graph import Graph
 from paddle_rbt_plugin.notes import Note, note
+from paddle_rbt_plugin.pattern.match import Match
 from paddle_rbt_plugin.plan.plan import Plan, PlanEstimate, Stage, TensorPlacement
 from paddle_rbt_plugin.search import Analysis, SearchResult, candidate_dict
 
@@ -28,6 +30,7 @@ def make_plan(
     best = result.best.candidate
     stages = _stages(result, cluster, best)
     return Plan(
+        assumed=bool(analysis.graph.assumed),
         signature=analysis.signature,
         degrees={"pp": best.pp, "dp": best.dp, "mp": best.mp},
         level=level,
@@ -99,6 +102,7 @@ def _notes(analysis: Analysis, result: SearchResult, training: Training) -> Iter
     yield from not_applied(result)
     yield from applied_to_programs(result)
     yield from _rewrites(analysis, result)
+    yield from analysis.graph.assumed
     yield from _separate_experts(analysis)
     weights = analysis.graph.weight_precision
     if weights not in ("fp32", training.precision):
@@ -179,15 +183,22 @@ def _unmatched(analysis: Analysis) -> tuple[dict[str, object], ...]:
 
 def _separate_experts(analysis: Analysis) -> Iterator[Note]:
     """A note on experts that are Layers of their own, which sharding tensors cannot place: a layer that chooses the best
-    (``topk``) holds several sharded networks of one kind."""
+    (``topk``) holds several sharded networks of one kind, which read the same tokens."""
     layer_of = analysis.layers.layer_of()
     routed = {layer_of[op.index] for op in analysis.graph if op.type == "topk"}
     sharded = (m for m in analysis.matches.matches if any("mp" in spec for spec in m.specs.values()))
-    most = max(
-        (n for (layer, _), n in Counter((layer_of[m.ops[0]], m.pattern) for m in sharded).items() if layer in routed), default=0
-    )
+    networks = Counter((layer_of[m.ops[0]], m.pattern, _input_and_weights(analysis.graph, m)) for m in sharded)
+    most = max((n for (layer, *_), n in networks.items() if layer in routed), default=0)
     if most > 1:
         yield note("separate_experts", experts=most)
+
+
+def _input_and_weights(graph: Graph, match: Match) -> tuple[object, ...]:
+    """What a match reads first that is no weight, and the shapes of its weights."""
+    weights = [t for t in match.specs if graph.tensors[t].kind == "param"]
+    readers = sorted({op.index for t in weights for op in graph.consumers(t)})
+    read = [t for t in graph.ops[readers[0]].operands if t not in weights] if readers else []
+    return (*read, *sorted(graph.tensors[t].shape for t in weights))
 
 
 def _rewrites(analysis: Analysis, result: SearchResult) -> Iterator[Note]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,7 @@ from paddle_rbt_plugin.graph.mixtures import fold_mixtures
 from paddle_rbt_plugin.handover.pir.balanced_load import BalancedLoad
 from paddle_rbt_plugin.handover.pir.native import cause_of, errors_as_raised, natively, traces_record_apart, values_as_balanced
 from paddle_rbt_plugin.handover.pir.static_shapes import make_shapes_static
+from paddle_rbt_plugin.notes import note
 from paddle_rbt_plugin.tuner import collection_paused
 
 
@@ -91,7 +93,12 @@ def _balanced(graph: Graph, program: Any, load: BalancedLoad) -> Graph:
     result = {op.source: op.results[0] for op in graph.ops}
     found = {position[value.get_defining_op().id()]: places for value, places in load.dispatches}
     folded, mixtures = fold_mixtures(graph, {result[at]: places for at, places in found.items()})
-    return folded
+    notes = (
+        note("balanced_load", mixtures=number, experts=m.experts, room=m.places.room, group=m.places.group)
+        for m, number in Counter(mixtures).items()
+    )
+    alone = sum(1 for places in found.values()) - sum(m.experts for m in mixtures)
+    return folded.assuming(*notes, *([note("balanced_branches", branches=alone)] if alone else []))
 
 
 def with_batch(
