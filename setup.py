@@ -9,6 +9,7 @@ HERE = Path(__file__).parent
 PATTERNS = (
     "qkv",
     "multi_query",
+    "latent_attention",
     "cross_attention",
     "fused_qkv",
     "row_matmul",

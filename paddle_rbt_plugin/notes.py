@@ -85,6 +85,7 @@ _WORDS: dict[str, Callable[..., str]] = {
     ),
     "incomplete": lambda pattern: f"pattern {pattern}: its search was cut short, matches may be missing",
     "failed": lambda pattern, error: f"pattern {pattern}: left out, it raised {error}",
+    "lost": lambda pattern, count, reason: f"not sharded as pattern {pattern} asks in {counted(count, 'place')}: {reason}",
     "dropped": lambda pattern, reason: f"pattern match dropped: {pattern}: {reason}",
     "paddle_estimate": lambda degrees, theirs, ours: (
         f"{spell_degrees(degrees)}: Paddle's CostEstimator {_cost(*theirs)}; analytic {_cost(*ours)}"

@@ -89,7 +89,7 @@ def _planned(graph: Graph, request: Request, plugins: Plugins) -> tuple[Plan, bo
         result = run_level(search, settings.level)
     finally:
         answers.save()
-    plan = make_plan(analysis, result, cluster, training, settings.level, cost_model.to_dict())
+    plan = make_plan(search.standing(result.best.candidate), result, cluster, training, settings.level, cost_model.to_dict())
     return plan, bool(matches.matches) and not (matches.failed or matches.incomplete or search.deadline.stopped)
 
 
@@ -97,8 +97,7 @@ def _loaded(graph: Graph, request: Request) -> Plan:
     """The saved plan that the settings name. Raises PlanError for a plan of another program, cluster or global batch, and for
     one that the search space rules out. Warns if the plan was made for another precision or if the job's strategy does not
     follow it; the latter is also noted in the plan."""
-    path, global_batch = str(request.settings.load_path), request.global_batch
-    precision = request.precision or graph.weight_precision
+    path, precision, global_batch = str(request.settings.load_path), request.precision, request.global_batch
     plan = Plan.load(path)
     if global_batch not in (None, plan.global_batch):
         raise PlanError(
@@ -116,7 +115,7 @@ def _loaded(graph: Graph, request: Request) -> Plan:
         reason = request.space.forbids(name, chosen[name])
         if reason:
             raise PlanError(f"the plan {path!r} has {name} {chosen[name]}, but {reason}; plan again")
-    if precision != plan.precision:
+    if precision not in (None, plan.precision):
         warnings.warn(
             f"the plan {path!r} was made for training in {plan.precision}, not in {precision}: times and memory differ",
             TunerWarning,

@@ -19,7 +19,6 @@ import paddle.distributed as dist
 import pytest
 from paddle import nn
 from paddle.distributed.fleet import auto
-from paddle.jit.dy2static.parameter_recorder import _global_parameter_recorder
 from paddle.static import InputSpec
 
 import paddle_rbt_plugin as rbt
@@ -146,13 +145,16 @@ def traces_record_apart() -> None:
             super().forward(x)
             raise ValueError("not finished")
 
+    from paddle_rbt_plugin.handover.pir.patches import trace_records
+
+    records = trace_records()._global_parameter_recorder
     try:
         with pytest.raises(rbt.UnsupportedProgram), pytest.warns(UserWarning):
             rbt.tune(Unfinished(4, 4), input_spec=[InputSpec([2, 4], "float32", "x")], cluster="1x2:CPU")
-        assert _global_parameter_recorder.params_dict
+        assert records.params_dict
     finally:
-        _global_parameter_recorder.params_dict.clear()
-        _global_parameter_recorder.tensor2value.clear()
+        records.params_dict.clear()
+        records.tensor2value.clear()
 
 
 def native_tracing() -> None:

@@ -96,7 +96,7 @@ def test_completion_keeps_what_the_patterns_ask_for(name, mesh):
 
 # What Paddle gathers for want of a better rule, per pass over the model: see the docstrings of the patterns.
 GATHERED = {"cross_entropy_with_softmax", "reshape", "split_with_num", "matmul_grad", "mean_grad", "concat_grad"}
-FUSED = {"ViT", "Qwen", "Multi-query"}  # and the gradients of the one head that all ranks share
+FUSED = {"ViT", "Qwen", "Multi-query", "DeepSeek"}  # and the gradients of a head that all ranks share
 
 
 @EVERY_MODEL

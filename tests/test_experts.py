@@ -193,6 +193,16 @@ def test_experts_that_are_layers_of_their_own_are_recommended_to_be_stacked():
     assert not any("experts" in note for note in tuned("Mixtral", dp=4).notes)
 
 
+def test_stacked_experts_in_layers_that_differ_are_not_taken_for_layers_of_their_own():
+    class DenseFirst(Llama):
+        def __init__(self):
+            super().__init__(layers=4, ffn=Experts)
+            self.blocks[0].ffn = GatedFeedForward(F.silu)
+
+    plan = rbt.tune(DenseFirst(), input_spec=ZOO["Mixtral"].spec, cluster="1x2:A100-80G", search_space={"mp": 2})
+    assert not any("experts" in note for note in plan.notes)
+
+
 def test_layers_of_their_own_may_divide_experts_differently():
     model = ZOO["Mixtral"]
     plan = rbt.tune(model.build(), input_spec=model.spec, cluster="1x4:A100-80G", search_space={"ep": [2, 4]}, level="o2")

@@ -12,7 +12,7 @@ from searching import search_of
 from paddle_rbt_plugin.cluster import factorisations
 from paddle_rbt_plugin.errors import NoFeasiblePlan, TunerError
 from paddle_rbt_plugin.search import SearchSpace
-from paddle_rbt_plugin.search.space import MAX_MICRO_BATCH, candidates, ways
+from paddle_rbt_plugin.search.space import candidates, ways
 
 
 def triples(n: int) -> set[tuple[int, int, int]]:
@@ -40,9 +40,14 @@ def test_a_candidate_uses_the_whole_batch_and_every_device() -> None:
     for c in found:
         assert c.pp * c.dp * c.mp == 8
         assert c.micro_batch * c.accumulate_steps * c.dp == 24
-        assert c.micro_batch <= MAX_MICRO_BATCH
         assert c.pp * c.vpp <= 4
     assert len(set(found)) == len(found)
+
+
+def test_every_share_of_the_batch_may_be_a_micro_batch() -> None:
+    search = search_of("1x1:A100-80G", batch=4096)
+    found, _ = enumerate_all(search)
+    assert {c.micro_batch for c in found} == {2**n for n in range(13)}
 
 
 def test_left_alone_everything_that_can_win_is_searched() -> None:

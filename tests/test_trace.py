@@ -8,11 +8,11 @@ import warnings
 import paddle
 import pytest
 from paddle import nn
-from paddle.jit.dy2static.parameter_recorder import _global_parameter_recorder
 from paddle.static import InputSpec
 
 from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram
 from paddle_rbt_plugin.graph import Batch
+from paddle_rbt_plugin.handover.pir.patches import trace_records
 from paddle_rbt_plugin.handover.pir.trace import trace_layer, with_batch
 
 
@@ -41,7 +41,7 @@ def test_a_trace_that_fails_leaves_no_parameters_for_the_next_one() -> None:
 
     with pytest.raises(UnsupportedProgram, match="not finished"), pytest.warns(UserWarning):
         trace_layer(Unfinished(), [InputSpec([4, 6], "float32", "x")])
-    assert not _global_parameter_recorder.params_dict
+    assert not trace_records()._global_parameter_recorder.params_dict
 
 
 def test_inputs_without_a_name_get_one() -> None:

@@ -174,14 +174,65 @@ def test_wrong_settings_are_answered_with_what_would_be_right(settings, error, m
         plan_gpt(**settings)
 
 
-def test_heads_that_nothing_divides_are_named_with_legal_values() -> None:
-    with pytest.raises(rbt.NoFeasiblePlan, match=r"mp 8 does not divide the 6 attention heads.*legal: 1, 2, 3, 6"):
-        plan_gpt(replace(GPT, hidden=96, heads=6), search_space={"mp": 8})
+SIX_HEADS = replace(GPT, hidden=96, heads=6)
 
 
-def test_a_vocabulary_that_nothing_divides_is_named() -> None:
-    with pytest.raises(rbt.NoFeasiblePlan, match=r"mp 2 does not divide the 1001 vocabulary"):
-        plan_gpt(replace(GPT, vocab=1001), search_space={"mp": 2})
+def placed(plan: rbt.Plan, ending: str) -> set[tuple[int, ...]]:
+    return {t.dims_mapping for t in plan.tensors.values() if t.structured_name.endswith(ending)}
+
+
+def test_heads_that_a_degree_does_not_divide_rule_it_out_with_the_legal_ones() -> None:
+    plan = plan_gpt(SIX_HEADS)
+    reasons = {str(r["reason"]) for r in plan.rejected if r["candidate"].get("mp") == 8}
+    assert any("mp 8 does not divide the 6 attention heads" in why and "legal: 1, 2, 3, 6" in why for why in reasons)
+
+
+def test_heads_that_a_degree_does_not_divide_stay_whole_where_it_is_asked_for() -> None:
+    plan = plan_gpt(SIX_HEADS, search_space={"mp": 8})
+    assert placed(plan, "q_proj.weight") == {(-1, -1)} and placed(plan, "up_proj.weight") == {(-1, 0)}
+    assert any("qkv asks in 2 places: mp 8 does not divide the 6 attention heads" in note for note in plan.notes)
+
+
+def test_a_vocabulary_that_a_degree_does_not_divide_stays_whole() -> None:
+    plan = plan_gpt(replace(GPT, vocab=1001), search_space={"mp": 2})
+    assert placed(plan, "word_embeddings.weight") == {(-1, -1)} and placed(plan, "q_proj.weight") == {(-1, 1)}
+    assert any("mp 2 does not divide the 1001 vocabulary" in note for note in plan.notes)
+
+
+def test_a_part_that_a_degree_does_not_divide_does_not_forbid_it_for_the_others() -> None:
+    class Attention(nn.Layer):
+        def __init__(self, hidden: int, heads: int) -> None:
+            super().__init__()
+            self.heads, self.qkv = heads, nn.LayerList([nn.Linear(hidden, hidden) for _ in range(3)])
+            self.out, self.up, self.down = nn.Linear(hidden, hidden), nn.Linear(hidden, 64), nn.Linear(64, hidden)
+
+        def forward(self, x):
+            q, k, v = (p(x).reshape([0, 0, self.heads, -1]).transpose([0, 2, 1, 3]) for p in self.qkv)
+            scores = nn.functional.softmax(q.matmul(k, transpose_y=True))
+            x = x + self.out(scores.matmul(v).transpose([0, 2, 1, 3]).reshape([0, 0, self.out.weight.shape[0]]))
+            return x + self.down(nn.functional.gelu(self.up(x)))
+
+    class Both(nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tower = nn.LayerList([Attention(40, 5) for _ in range(2)])
+            self.between = nn.Linear(40, 32)
+            self.language = nn.LayerList([Attention(32, 4) for _ in range(3)])
+
+        def forward(self, x):
+            for block in self.tower:
+                x = block(x)
+            x = self.between(x)
+            for block in self.language:
+                x = block(x)
+            return x.square().mean()
+
+    plan = rbt.tune(
+        Both(), input_spec=[InputSpec([4, 8, 40], "float32", "x")], cluster="1x4:A100-80G", search_space={"mp": 4, "dp": 1}
+    )
+    shards = {t.structured_name: max(t.dims_mapping) >= 0 for t in plan.tensors.values() if "qkv" in t.structured_name}
+    assert {name.split(".")[0] for name, sharded in shards.items() if sharded and name.endswith("weight")} == {"language"}
+    assert any("mp 4 does not divide the 5 attention heads" in note for note in plan.notes)
 
 
 def test_a_batch_that_nothing_divides_is_named() -> None:

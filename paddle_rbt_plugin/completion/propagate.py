@@ -266,11 +266,12 @@ class _Completer:
         return SegmentWork(
             forward=forward.kernels,
             backward=backward.kernels,
-            params=tuple(value(t) for t in (*self.owned[index], *(() if index else self.unread))),
+            params=tuple(value(t) for t in self.owned[index]),
             trained=tuple(value(self.owned[index][place]) for place in backward.trained),
             gradients=backward.arrived,
             gradient_syncs=backward.syncs,
             saved=backward.saved,
             inputs=tuple(value(t) for t in externals if self.graph.tensors[t].kind != "param"),
             outputs=tuple(value(t) for t in results if any(c.index not in own for c in self.graph.consumers(t))),
+            unread=() if index else tuple(map(value, self.unread)),
         )

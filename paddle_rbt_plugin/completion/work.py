@@ -86,7 +86,7 @@ class SegmentWork:
     backward: tuple[Kernel, ...]
     """In the order of execution: last forward op first."""
     params: tuple[Value, ...]
-    """Parameters first used in this segment; those that nothing reads, which are held all the same, are the first segment's."""
+    """Parameters first used in this segment."""
     trained: tuple[Value, ...]
     """Those of them that get a gradient; the others are frozen, or nothing that the loss depends on."""
     gradients: tuple[Value, ...]
@@ -99,6 +99,8 @@ class SegmentWork:
     """Non-parameter values that enter from other segments or as data."""
     outputs: tuple[Value, ...]
     """Values that later segments read."""
+    unread: tuple[Value, ...] = ()
+    """Of the first segment, parameters that nothing reads; they are held all the same."""
 
     def values(self) -> Iterator[Value]:
         """Every value that is read, made, sent or kept; some come several times."""
@@ -107,7 +109,7 @@ class SegmentWork:
             yield from kernel.outputs
             yield from (c.value for c in kernel.collectives)
         yield from (c.value for c in self.gradient_syncs)
-        yield from (*self.params, *self.saved, *self.inputs, *self.outputs)
+        yield from (*self.params, *self.unread, *self.saved, *self.inputs, *self.outputs)
 
 
 @dataclass(frozen=True, eq=False)

@@ -88,7 +88,7 @@ class Segment:
         reduced = ([s.value for s in syncs if s.axis == axis] for axis in ("dp", "mp"))
         return [
             [Term(self._columns[v], 1.0 / self._columns.itemsize(v), stored=False) for v in values]
-            for values in (self._work.params, self._work.trained, *reduced)
+            for values in ((*self._work.params, *self._work.unread), self._work.trained, *reduced)
         ]
 
     def _temporaries(self) -> list[list[Term]]:

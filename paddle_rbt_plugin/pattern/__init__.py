@@ -2,7 +2,7 @@
 
 from paddle_rbt_plugin.pattern.attention import BIASES, FUSED_CORES, HEAD_OPS, SCORE_OPS, attention_core, projected_heads
 from paddle_rbt_plugin.pattern.builder import Builder, TensorNode
-from paddle_rbt_plugin.pattern.match import DroppedMatch, Match, MatchResult, match_all
+from paddle_rbt_plugin.pattern.match import DroppedMatch, Match, MatchResult, match_all, resolve
 from paddle_rbt_plugin.pattern.pattern import CompiledPattern, Occurrence, Pattern, compile_pattern
 from paddle_rbt_plugin.pattern.spec import ExpandedSpec, Spec, dims_mapping, expand
 
@@ -27,4 +27,5 @@ __all__ = [
     "expand",
     "match_all",
     "projected_heads",
+    "resolve",
 ]

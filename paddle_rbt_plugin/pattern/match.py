@@ -8,12 +8,13 @@ fewer sharded tensors, then the later one.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from paddle_rbt_plugin.errors import PatternError, describe_error
 from paddle_rbt_plugin.graph.graph import Graph
 from paddle_rbt_plugin.layers.layers import Layers
+from paddle_rbt_plugin.pattern.adapters import Adapter, find_adapters, without_adapters
 from paddle_rbt_plugin.pattern.builder import PatternGraph
 from paddle_rbt_plugin.pattern.matcher import Assignment, Budget, GraphIndex, SearchBudgetExceeded, occurrences
 from paddle_rbt_plugin.pattern.pattern import CompiledPattern, Occurrence, Pattern, compile_pattern
@@ -96,7 +97,8 @@ def match_all(
     A pattern whose predicates or ``shard`` raise is left out, and one whose search exceeds ``max_steps`` may be incomplete;
     both are warned about and listed. Raises PatternError for a pattern class that is malformed.
     """
-    index = GraphIndex(graph)
+    adapters = find_adapters(graph)
+    index = GraphIndex(without_adapters(graph, adapters))
     layer_of = layers.layer_of() if layers is not None else {}
     found: list[Match] = []
     dropped: list[DroppedMatch] = []
@@ -113,7 +115,7 @@ def match_all(
             failed[compiled.name] = reason = describe_error(error) + source
             warnings.warn(f"pattern {compiled.name!r} is left out, its own code raised {reason}", stacklevel=2)
             continue
-        found += matches
+        found += [_with_adapters(match, adapters) for match in matches]
         dropped += unfit
         if not complete:
             incomplete.append(compiled.name)
@@ -201,6 +203,20 @@ def _make_match(
     pattern = compiled.pattern
     match = Match(pattern.name, compiled.distribution, compiled.version, tensors, ops, specs, pattern.priority, dim_names)
     return match, problem
+
+
+def _with_adapters(match: Match, adapters: Sequence[Adapter]) -> Match:
+    """A match that also claims the adapters of the weights that it claims."""
+    for adapter in adapters:
+        if adapter.weight in match.specs:
+            names = match.dim_names.get(adapter.weight)
+            match = replace(
+                match,
+                specs={**match.specs, **adapter.of_weights(match.specs[adapter.weight])},
+                dim_names={**match.dim_names, **(adapter.of_weights(names) if names else {})},
+                ops=tuple(sorted({*match.ops, *adapter.ops})),
+            )
+    return match
 
 
 def _crosses_layers(compiled: CompiledPattern, match: Match, layer_of: Mapping[int, int]) -> str:

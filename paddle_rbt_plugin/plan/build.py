@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from paddle_rbt_plugin.cluster import Cluster, stage_meshes
@@ -13,9 +13,9 @@ from paddle_rbt_plugin.cost.estimates import Estimate
 from paddle_rbt_plugin.cost.stages import make_cut
 from paddle_rbt_plugin.graph import Graph
 from paddle_rbt_plugin.notes import Note, note
-from paddle_rbt_plugin.pattern.match import Match
+from paddle_rbt_plugin.pattern import Match
 from paddle_rbt_plugin.plan.plan import Plan, PlanEstimate, Stage, TensorPlacement
-from paddle_rbt_plugin.search import Analysis, SearchResult, candidate_dict
+from paddle_rbt_plugin.search import Analysis, Loss, SearchResult, candidate_dict
 
 
 def make_plan(
@@ -113,6 +113,12 @@ def _notes(analysis: Analysis, result: SearchResult, training: Training) -> Iter
         yield note("incomplete", pattern=pattern)
     for pattern, error in analysis.matches.failed.items():
         yield note("failed", pattern=pattern, error=error)
+    best, lost = result.best.candidate, dict[str, list[Loss]]()
+    degrees = {"dp": best.dp, "mp": best.mp, "ep": best.ep}
+    for loss in analysis.losses:
+        lost.setdefault(loss.match.pattern, []).append(loss)
+    for pattern, losses in lost.items():
+        yield note("lost", pattern=pattern, count=len(losses), reason=str(losses[0].reason(degrees)))
     for dropped in analysis.matches.dropped:
         if dropped.winner is None:  # a match that lost to another costs no weight its sharding
             yield note("dropped", pattern=dropped.match.pattern, reason=dropped.reason)
@@ -183,22 +189,36 @@ def _unmatched(analysis: Analysis) -> tuple[dict[str, object], ...]:
 
 def _separate_experts(analysis: Analysis) -> Iterator[Note]:
     """A note on experts that are Layers of their own, which sharding tensors cannot place: a layer that chooses the best
-    (``topk``) holds several sharded networks of one kind, which read the same tokens."""
+    (``topk``) holds several sharded networks of one kind side by side."""
     layer_of = analysis.layers.layer_of()
     routed = {layer_of[op.index] for op in analysis.graph if op.type == "topk"}
-    sharded = (m for m in analysis.matches.matches if any("mp" in spec for spec in m.specs.values()))
-    networks = Counter((layer_of[m.ops[0]], m.pattern, _input_and_weights(analysis.graph, m)) for m in sharded)
-    most = max((n for (layer, *_), n in networks.items() if layer in routed), default=0)
+    sharded = [m for m in analysis.matches.matches if any("mp" in spec for spec in m.specs.values())]
+    candidates = [m for m in sharded if layer_of[m.ops[0]] in routed]
+    beside = Counter((layer_of[m.ops[0]], m.pattern, behind) for m, behind in _behind(analysis.graph, candidates))
+    most = max(beside.values(), default=0)
     if most > 1:
         yield note("separate_experts", experts=most)
 
 
-def _input_and_weights(graph: Graph, match: Match) -> tuple[object, ...]:
-    """What a match reads first that is no weight, and the shapes of its weights."""
-    weights = [t for t in match.specs if graph.tensors[t].kind == "param"]
-    readers = sorted({op.index for t in weights for op in graph.consumers(t)})
-    read = [t for t in graph.ops[readers[0]].operands if t not in weights] if readers else []
-    return (*read, *sorted(graph.tensors[t].shape for t in weights))
+def _behind(graph: Graph, matches: Sequence[Match]) -> Iterator[tuple[Match, int]]:
+    """Each match with the number of matches of its kind that come one after the other before it."""
+    for pattern in dict.fromkeys(m.pattern for m in matches):
+        own = [m for m in matches if m.pattern == pattern]
+        match_of = {op: n for n, m in enumerate(own) for op in m.ops}
+        behind, before = [0] * len(own), [0] * len(graph.tensors)
+        for op in graph.ops:
+            n = match_of.get(op.index)
+            reads = [before[t] for t in op.operands if n is None or not _made_in(graph, t, n, match_of)]
+            if n is not None:
+                behind[n] = max([behind[n], *reads])
+            for t in op.results:
+                before[t] = max(reads, default=0) if n is None else behind[n] + 1
+        yield from zip(own, behind, strict=True)
+
+
+def _made_in(graph: Graph, tensor: int, match: int, match_of: Mapping[int, int]) -> bool:
+    op = graph.producer(tensor)
+    return op is not None and match_of.get(op.index) == match
 
 
 def _rewrites(analysis: Analysis, result: SearchResult) -> Iterator[Note]:

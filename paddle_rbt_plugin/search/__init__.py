@@ -1,6 +1,6 @@
 """The search: analysis of a program, the space of candidates, and the levels that walk it."""
 
-from paddle_rbt_plugin.search.analysis import Analysis, analyse
+from paddle_rbt_plugin.search.analysis import Analysis, Loss, analyse
 from paddle_rbt_plugin.search.dimensions import SearchSpace
 from paddle_rbt_plugin.search.levels import run_level
 from paddle_rbt_plugin.search.progress import Progress, Watcher
@@ -12,6 +12,7 @@ from paddle_rbt_plugin.search.state import Search
 __all__ = [
     "Analysis",
     "Evaluated",
+    "Loss",
     "Progress",
     "Reason",
     "Rejected",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from math import isqrt, prod
+from math import prod
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh, smallest_factor
 from paddle_rbt_plugin.completion import (
@@ -32,8 +32,31 @@ from paddle_rbt_plugin.graph.rewrite import rewrite_graph
 from paddle_rbt_plugin.layers import cluster_layers
 from paddle_rbt_plugin.layers.layers import Layers
 from paddle_rbt_plugin.notes import Note
-from paddle_rbt_plugin.pattern import CompiledPattern, ExpandedSpec, Match, MatchResult, Pattern, match_all
+from paddle_rbt_plugin.pattern import (
+    CompiledPattern,
+    ExpandedSpec,
+    Match,
+    MatchResult,
+    Pattern,
+    match_all,
+    resolve,
+)
+from paddle_rbt_plugin.search.dimensions import divisors
 from paddle_rbt_plugin.search.rejections import Reason, reason
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A match that does not stand under some degrees, the axis that it cannot be sharded along, and why."""
+
+    match: Match
+    axis: str
+    why: Reason
+
+    def reason(self, degrees: Mapping[str, int]) -> Reason:
+        """Why, under these degrees, of which several may lose the same matches."""
+        figures = self.why.figures
+        return replace(self.why, figures={**figures, "degree": degrees[self.axis]}) if "degree" in figures else self.why
 
 
 @dataclass(frozen=True)
@@ -54,6 +77,8 @@ class Analysis:
     """The ops that may take another form where their placements ask for it (``completion.forms``)."""
     without_rule: Mapping[str, int] = field(default_factory=dict)
     """How many ops of each type Paddle knows no sharding of."""
+    losses: tuple[Loss, ...] = ()
+    """The matches that do not stand under the degrees at hand (``under``, ``on``)."""
     _answers: Answers | None = field(default=None, compare=False, repr=False)
     _oracles: dict[tuple, AnyOracle] = field(default_factory=dict, compare=False, repr=False)
     _completions: dict[tuple, Completion] = field(default_factory=dict, compare=False, repr=False)
@@ -61,6 +86,8 @@ class Analysis:
     _aparts: dict[tuple[int, ...], RemoteReads] = field(default_factory=dict, compare=False, repr=False)
     _sharded: dict[int, dict[str, set[int]]] = field(default_factory=dict, compare=False, repr=False)
     _lost: dict[int, tuple[tuple[int, int, str], ...]] = field(default_factory=dict, compare=False, repr=False)
+    _under: dict[frozenset[tuple[int, str]], Analysis] = field(default_factory=dict, compare=False, repr=False)
+    _on: dict[tuple, Analysis] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def batch(self) -> int:
@@ -107,22 +134,126 @@ class Analysis:
         Every tensor that a pattern claims counts, intermediate ones too: that is how the number of heads is seen."""
         dp = degrees.get("dp", 1)
         if dp > 1 and self.batch % dp:
-            return reason("batch", dp=dp, batch=self.batch, legal=_legal(self.batch), what="batch")
+            return reason("batch", dp=dp, batch=self.batch, legal=legal(self.batch), what="batch")
         for size, axis, tensor, dim in self._claimed_sizes:
             if size % degrees.get(axis, 1):
-                match = self.claims[tensor][1]
-                return reason(
-                    "divides",
-                    degree=degrees[axis],
-                    size=size,
-                    axis=axis,
-                    meaning=match.dim_name(tensor, dim),
-                    dim=dim,
-                    tensor=self.graph.tensors[tensor].name,
-                    pattern=match.pattern,
-                    legal=_legal(size),
-                )
+                return self._divides_not(self.claims[tensor][1], tensor, dim, axis, degrees[axis])
         return None
+
+    def _divides_not(self, match: Match, tensor: int, dim: int, axis: str, degree: int) -> Reason:
+        size = self.graph.tensors[tensor].shape[dim]
+        return reason(
+            "divides",
+            degree=degree,
+            size=size,
+            axis=axis,
+            meaning=match.dim_name(tensor, dim),
+            dim=dim,
+            tensor=self.graph.tensors[tensor].name,
+            pattern=match.pattern,
+            legal=legal(size),
+        )
+
+    # Which matches stand
+
+    def under(self, degrees: Mapping[str, int]) -> Analysis:
+        """The analysis with the matches of which these degrees divide every dimension that they shard. The others are lost,
+        and so are their claims: matches that gave way to them may stand instead."""
+        misfits = frozenset((n, axis) for n, axis in self._all_sizes if n % degrees.get(axis, 1))
+        if misfits not in self._under:
+            self._under[misfits] = self._without(list(self._misfits(degrees))) if misfits else self
+        return self._under[misfits]
+
+    def on(self, mesh: ProcessMesh, degrees: Mapping[str, int]) -> Analysis:
+        """The analysis with the matches that stand under these degrees, and whose shardings completion keeps on the mesh."""
+        found = self.under(degrees)
+        key = (mesh.axes, tuple(n > 1 for n in mesh.shape), mesh.experts)
+        if key not in found._on:
+            kept = found
+            while lost := list(kept._given_up_matches(kept.complete(mesh))):
+                kept = kept._without(lost)
+            found._on[key] = kept
+        return found._on[key]
+
+    def without_axis(self, degrees: Mapping[str, int], asked: Collection[str] = ()) -> Reason | None:
+        """Why degrees make no sense for what stands under them: nothing is sharded along an axis, or, unless the axis is
+        ``asked`` for, no repeated layer keeps some pattern that it has; None if they do."""
+        for axis in ("mp", "ep"):
+            if degrees.get(axis, 1) == 1:
+                continue
+            lost = [loss for loss in self.losses if loss.axis == axis]
+            if axis not in self.axes:
+                return lost[0].reason(degrees) if lost else reason("axis", axis=axis)
+            essential = (loss.reason(degrees) for loss in lost if axis not in asked and self._is_essential(loss))
+            if why := next(essential, None):
+                return why
+        return None
+
+    @cached_property
+    def _all_sizes(self) -> frozenset[tuple[int, str]]:
+        """The sizes that patterns divide, with the axes; those of matches that gave way, too."""
+        return frozenset(
+            (self.graph.tensors[tensor].shape[dim], axis)
+            for match in self._all_matches
+            for tensor, spec in match.specs.items()
+            for dim, axis in enumerate(spec)
+            if axis is not None
+        )
+
+    @property
+    def _all_matches(self) -> Iterator[Match]:
+        yield from self.matches.matches
+        yield from (dropped.match for dropped in self.matches.dropped if dropped.winner is not None)
+
+    def _misfits(self, degrees: Mapping[str, int]) -> Iterator[Loss]:
+        for match in self._all_matches:
+            for tensor, dim, axis in _sharded_dims(match):
+                if self.graph.tensors[tensor].shape[dim] % degrees.get(axis, 1):
+                    yield Loss(match, axis, self._divides_not(match, tensor, dim, axis, degrees[axis]))
+                    break
+
+    def _given_up_matches(self, completion: Completion) -> Iterator[Loss]:
+        """The matches of which completion gives up a sharding."""
+        place = {axis: completion.mesh.index(axis) for axis in self.axes}
+        for match in self.matches.matches:
+            for tensor, dim, axis in _sharded_dims(match):
+                if completion.mesh.degree(axis) > 1 and completion.placements[tensor].dims_mapping[dim] != place[axis]:
+                    name = self.graph.tensors[tensor].name
+                    why = reason("completion", pattern=match.pattern, dim=dim, tensor=name, axis=axis)
+                    yield Loss(match, axis, why)
+                    break
+
+    def _without(self, losses: Sequence[Loss]) -> Analysis:
+        lost = {id(loss.match) for loss in losses}
+        standing, displaced = resolve([m for m in self._all_matches if id(m) not in lost], self.graph)
+        unfit = [d for d in self.matches.dropped if d.winner is None]
+        matches = replace(self.matches, matches=tuple(standing), dropped=(*unfit, *displaced))
+        return replace(
+            self,
+            matches=matches,
+            losses=(*self.losses, *losses),
+            _completions={},
+            _sharded={},
+            _lost={},
+            _under={},
+            _on={},
+        )
+
+    def _is_essential(self, loss: Loss) -> bool:
+        """Whether no repeated layer keeps the pattern of a match that was lost in one, nor shards its weights otherwise."""
+        blocks = self._ops_of_blocks
+        if blocks.isdisjoint(loss.match.ops):
+            return False
+        if any(m.pattern == loss.match.pattern and not blocks.isdisjoint(m.ops) for m in self.matches.matches):
+            return False
+        weights = [t for t, spec in loss.match.specs.items() if loss.axis in spec and self.graph.tensors[t].kind == "param"]
+        return not any(t in self.claims and loss.axis in self.claims[t][0] for t in weights)
+
+    @cached_property
+    def _ops_of_blocks(self) -> frozenset[int]:
+        return frozenset(op for segment in self.layers.blocks for op in segment.ops)
+
+    # Completion
 
     def complete(self, mesh: ProcessMesh, stages: tuple[int, ...] = ()) -> Completion:
         """Completes the graph on a mesh as the patterns ask. ``stages`` holds the pipeline stage of each layer; none for one
@@ -187,8 +318,8 @@ class Analysis:
         return self._sharded[key]
 
     def lost_sharding(self, completion: Completion) -> Reason | None:
-        """The first sharding that a pattern asked for and completion gave up, or a value that it divides although that cannot
-        be done evenly, which Paddle computes wrongly; None where all is well."""
+        """Why a completion cannot be used: it divides a value although that cannot be done evenly, which Paddle computes
+        wrongly, or gives up a sharding of a match that stands; None where all is well."""
         mesh = completion.mesh
         for along, sizes in self._sharded_sizes(completion).items():
             uneven = [size for size in sizes if size % mesh.degree(along)]
@@ -212,6 +343,12 @@ class Analysis:
                         first.setdefault(axis, (tensor, dim))
             self._lost[key] = tuple((tensor, dim, axis) for axis, (tensor, dim) in first.items())
         return self._lost[key]
+
+
+def _sharded_dims(match: Match) -> Iterator[tuple[int, int, str]]:
+    """Tensor, dimension and axis of everything that a match shards."""
+    for tensor, spec in match.specs.items():
+        yield from ((tensor, dim, axis) for dim, axis in enumerate(spec) if axis is not None)
 
 
 def _uneven(completion: Completion, axis: str, size: int) -> Reason:
@@ -252,15 +389,14 @@ def analyse(
         rewritten,
         forms,
         ops_without_rule(graph, by_batch),
-        answers,
-        {(oracle.mesh.axes, oracle.mesh.shape): oracle},
+        _answers=answers,
+        _oracles={(oracle.mesh.axes, oracle.mesh.shape): oracle},
     )
 
 
 @cache
-def _legal(size: int) -> str:
+def legal(size: int) -> str:
     """The divisors of a size in words, the first of them where there are many."""
-    small = [d for d in range(1, isqrt(size) + 1) if size % d == 0]
-    divisors = sorted({*small, *(size // d for d in small)})
-    shown = divisors if len(divisors) <= 8 else divisors[:7]
-    return ", ".join(map(str, shown)) + (", ..." if len(divisors) > 8 else "")
+    legal = divisors(size)
+    shown = legal if len(legal) <= 8 else legal[:7]
+    return ", ".join(map(str, shown)) + (", ..." if len(legal) > 8 else "")

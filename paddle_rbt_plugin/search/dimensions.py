@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from math import isqrt
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -41,6 +42,12 @@ _ELSEWHERE = {
     "recomputation": "recompute",
 }
 """Dimensions by the names that other frameworks give them."""
+
+
+def divisors(n: int) -> list[int]:
+    """The divisors of a number, growing."""
+    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def _bound(search: Search, degrees: Degrees, misses: Misses) -> tuple[list[Fitti
         axes = family.candidate.axes
         count += len(family.micro_batches)
         if axes not in lost:
-            lost[axes] = search.analysis.lost_sharding(search.completion(family.candidate))
+            lost[axes] = search.unusable(family.candidate)
         if lost[axes]:
             continue
         bounds = search.bounds(family)

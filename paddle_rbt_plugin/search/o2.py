@@ -111,7 +111,7 @@ def _settings(search: Search) -> Iterator[Setting]:
             completion = search.completion(c)
             key = (completion.mesh.axes, completion.mesh.shape, completion.mesh.experts)
             if key not in lost:
-                lost[key] = search.analysis.lost_sharding(completion)
+                lost[key] = search.unusable(c)
             if not lost[key]:
                 options.append(option_of(c, LayerStrategy(completion, c.recompute), c.dp * c.micro_batch))
         if options:

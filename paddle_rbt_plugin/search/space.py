@@ -12,7 +12,6 @@ all of its values. Left alone, all values of a dimension are searched, except wh
   hides it; data parallelism once per step. Only where mp alone is larger than a machine does it leave the machine.
 - States are split over the whole data-parallel group, and at ZeRO stages 2 and 3 also over the part of it that shares a machine
   (``sharding_degree``). Stage 1 sends as many bytes between machines either way, so that a part only costs memory.
-- Micro batches of more than 32 samples per rank (``MAX_MICRO_BATCH``): products have reached the device's peak long before.
 - Experts of a mixture stay whole on every rank (ep 1) or are divided over all ranks of dp (ep = dp, as in GShard, arXiv
   2006.16668): a tensor dimension lies along one mesh axis, so dp cannot be split into an ep and the rest. ZeRO would split the
   experts' states over the very ranks that hold different experts, so it is not combined with ep.
@@ -30,14 +29,12 @@ from typing import Any, Literal
 from paddle_rbt_plugin.cluster import Cluster, factorisations
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.errors import NoFeasiblePlan
-from paddle_rbt_plugin.search.analysis import Analysis
+from paddle_rbt_plugin.search.analysis import Analysis, legal
 from paddle_rbt_plugin.search.diagnosis import check_met, interleaving, why_none
-from paddle_rbt_plugin.search.dimensions import ALL, DEGREES, SearchSpace
+from paddle_rbt_plugin.search.dimensions import ALL, DEGREES, SearchSpace, divisors
 from paddle_rbt_plugin.search.rejections import Reason, Rejected, reason
 from paddle_rbt_plugin.spelling import counted
 
-MAX_MICRO_BATCH = 32
-"""Samples; a larger micro batch is searched where it is asked for."""
 _DEFAULT = {"schedule": ("1F1B", "VPP"), "order": ("dp_mp",)}
 """The values searched where the user says nothing, for the dimensions in which that is not all of them."""
 
@@ -137,14 +134,16 @@ def _rules_out(analysis: Analysis, training: Training, space: SearchSpace, degre
         return reason("layers", pp=degrees["pp"], layers=layers)
     if training.global_batch % dp:
         return reason("batch", dp=dp, batch=training.global_batch, legal="", what="global batch")
-    for axis in ("mp", "ep"):
-        if degrees.get(axis, 1) > 1 and axis not in analysis.axes:
-            return reason("axis", axis=axis)
+    asked = [axis for axis in ("mp", "ep") if getattr(space, axis) is not None]
+    if why := analysis.under({axis: n for axis, n in degrees.items() if axis != "pp"}).without_axis(degrees, asked):
+        return why
     if ep > 1 and training.mode == "train" and space.forbids("sharding_stage", 0):
         return reason("experts_zero", source=space.source("sharding_stage"), allowed=space.sharding_stage)
     if ep not in (1, dp):
         return reason("experts", ep=ep, dp=dp)
-    return analysis.indivisible({axis: n for axis, n in degrees.items() if axis != "pp"})
+    if analysis.batch % dp:
+        return reason("batch", dp=dp, batch=analysis.batch, legal=legal(analysis.batch), what="batch")
+    return None
 
 
 @dataclass(frozen=True)
@@ -224,12 +223,7 @@ def _zero(
 
 
 def _micro_batches(space: SearchSpace, per_replica: int) -> list[int]:
-    divisors = [m for m in range(1, per_replica + 1) if per_replica % m == 0]
-    if space.micro_batch is not None:
-        return [m for m in divisors if m in space.micro_batch]
-    if space.accumulate_steps is not None:
-        return divisors
-    return [m for m in divisors if m <= MAX_MICRO_BATCH]
+    return [m for m in divisors(per_replica) if space.micro_batch is None or m in space.micro_batch]
 
 
 def _schedules(space: SearchSpace, pp: int, layers: int) -> Iterator[tuple[Any, int]]:

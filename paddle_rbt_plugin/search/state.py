@@ -17,6 +17,7 @@ from paddle_rbt_plugin.search.analysis import Analysis
 from paddle_rbt_plugin.search.bounds import Bound, FamilyBounds
 from paddle_rbt_plugin.search.dimensions import SearchSpace
 from paddle_rbt_plugin.search.progress import Reporter, Watcher
+from paddle_rbt_plugin.search.rejections import Reason
 from paddle_rbt_plugin.search.result import Evaluated
 from paddle_rbt_plugin.search.space import Family
 
@@ -96,8 +97,18 @@ class Search:
         if key not in self._completions:
             mesh = stage_meshes(self.cluster, pp, candidate.dp, candidate.mp, candidate.axes, candidate.ep)[0]
             cut = () if pp == 1 or self.training.own_copies else make_cut(self._layers, pp, chunks).stage_of_layer
-            self._completions[key] = self.analysis.complete(mesh, cut)
+            self._completions[key] = self.standing(candidate).complete(mesh, cut)
         return self._completions[key]
+
+    def standing(self, candidate: Candidate) -> Analysis:
+        """The analysis with the matches that stand under the degrees of a candidate."""
+        mesh = stage_meshes(self.cluster, candidate.pp, candidate.dp, candidate.mp, candidate.axes, candidate.ep)[0]
+        return self.analysis.on(mesh, {"dp": candidate.dp, "mp": candidate.mp, "ep": candidate.ep})
+
+    def unusable(self, candidate: Candidate) -> Reason | None:
+        """Why the degrees of a candidate cannot be used, which only completion shows."""
+        analysis, degrees = self.standing(candidate), {"mp": candidate.mp, "ep": candidate.ep}
+        return analysis.without_axis(degrees, degrees) or analysis.lost_sharding(self.completion(candidate))
 
     def bounds(self, family: Family) -> FamilyBounds:
         """The bounds of a family's members."""

@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 from paddle.static import InputSpec
 
-from . import bert, gpt2, gptj, llama, mixtral, t5, vit
+from . import bert, deepseek, gpt2, gptj, llama, lora, mixtral, t5, vit
 from .parts import SEQ, VOCAB
 
 BATCH = 4
@@ -68,6 +68,8 @@ ZOO = {
     "LLaMA-3": Model(llama.llama3, _text("tokens", "labels")),
     "Multi-query": Model(llama.multi_query, _text("tokens", "labels")),
     "Qwen": Model(llama.qwen, _text("tokens", "labels")),
+    "LoRA": Model(lora.lora, _text("tokens", "labels")),
+    "DeepSeek": Model(deepseek.deepseek, _text("tokens", "labels")),
     "Mixtral": Model(mixtral.mixtral, _text("tokens", "labels")),
     "GShard": Model(mixtral.gshard, _text("tokens", "labels")),
 }

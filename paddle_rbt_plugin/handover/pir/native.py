@@ -51,11 +51,19 @@ def traces_record_apart() -> Iterator[Setting]:
     Reason: Paddle keeps these records by the address of the program and drops them at the end of a trace, unless the trace
     fails. A later program at the same address then gets parameters of one that is gone, and the process ends.
     """
-    from paddle.jit.dy2static import parameter_recorder as records
-
+    records = trace_records()
     yield Attribute(records._global_parameter_recorder, "params_dict", {})
     yield Attribute(records._global_parameter_recorder, "tensor2value", {})
     yield Attribute(records._global_inplace_map, "params_dict", {})
+
+
+def trace_records() -> Any:
+    """Paddle's module that holds the records of traces."""
+    try:
+        from paddle.jit.dy2static import parameter_recorder
+    except ImportError:  # before 3.3
+        from paddle.jit.pir_dy2static import parameter_recorder
+    return parameter_recorder
 
 
 @paddle_change(">=3.0,<3.4")
