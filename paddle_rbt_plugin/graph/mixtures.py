@@ -51,6 +51,17 @@ def places(tokens: int, load: float, batch: int | None = None) -> Places:
 
 
 @dataclass(frozen=True)
+class Dispatch:
+    """Where tokens are chosen for an expert: positions of tensors."""
+
+    coordinates: int
+    """[places, dimensions of the mask]."""
+    mask: int
+    """What is not zero for the tokens that are chosen; -1 if the graph has no such tensor."""
+    places: Places
+
+
+@dataclass(frozen=True)
 class Mixture:
     """A mixture that was folded."""
 
@@ -58,9 +69,9 @@ class Mixture:
     places: Places
 
 
-def fold_mixtures(graph: Graph, dispatches: Mapping[int, Places]) -> tuple[Graph, tuple[Mixture, ...]]:
-    """The graph with every loop over experts folded, and these mixtures. ``dispatches`` are the tensors of the coordinates of
-    the tokens of one expert, by position. A loop whose branches differ, or hold ops that are not known, stays as it is."""
+def fold_mixtures(graph: Graph, dispatches: Sequence[Dispatch]) -> tuple[Graph, tuple[Mixture, ...]]:
+    """The graph with every loop over experts folded, and these mixtures. A loop whose branches differ, or hold ops that are not
+    known, stays as it is."""
     folded = []
     building = _Building(graph, dispatches)
     for accumulations in building.loops():
@@ -87,9 +98,10 @@ _OF_COORDINATES = frozenset(
 class _Building:
     """A graph of which loops are replaced: tensors are appended, ops inserted before others and taken out."""
 
-    def __init__(self, graph: Graph, dispatches: Mapping[int, Places]):
+    def __init__(self, graph: Graph, dispatches: Sequence[Dispatch]):
         self.serial = graph
-        self.dispatches = dispatches
+        self.dispatches = {d.coordinates: d.places for d in dispatches}
+        self.masks = {d.mask: d.coordinates for d in dispatches if d.mask >= 0 and graph.tensors[d.mask].ndim == 1}
         self.tensors = list(graph.tensors)
         self.added: dict[int, list[Op]] = {}
         self.gone: set[int] = set()
@@ -127,6 +139,8 @@ class _Building:
         found = self.serial.tensors[tensor]
         if tensor in self.dispatches:
             return tensor, tuple(range(found.shape[-1]))
+        if tensor in self.masks:
+            return self.masks[tensor], (0,)
         op = self.serial.producer(tensor)
         if op is None or not found.dtype.startswith("int"):
             return None
@@ -186,7 +200,7 @@ class _Building:
             unread = not any(readers.get(t) or t == self.serial.loss for t in op.results)
             orphaned = any(t in was_read for t in op.results)
             decided = all(self.tensors[t].numel == 1 or self.tensors[t].dtype == "bool" for t in op.results)
-            if unread and (orphaned or decided):
+            if unread and (orphaned or decided or op.type.startswith("set_value")):
                 for t in op.operands:
                     readers[t] -= 1
             else:
@@ -300,14 +314,18 @@ class _Fold:
     def _slots(self, dispatch: int) -> None:
         """One-hot rows that say which places a token of a group takes, [groups, group, experts * room]."""
         router = self._router(dispatch)
-        scores, best = self.building.tensors[router.operands[0]], self.building.tensors[router.results[0]]
+        scores = self.building.tensors[router.operands[0]]
         p, dtype = self.places, scores.dtype
         grouped = (p.groups, p.group, self.count)
-        if math.prod(scores.shape) != math.prod(grouped) or best.numel % (p.groups * p.group):
+        if math.prod(scores.shape) != math.prod(grouped):
             raise _Irregular
-        chosen = best.numel // (p.groups * p.group)
         ranked = self.reshape(scores.index, grouped)
-        worst = self.part(self.reshape(best.index, (p.groups, p.group, chosen)), 2, chosen - 1, chosen)
+        if router.type == "topk":
+            chosen = self.building.tensors[router.results[0]].shape[-1]
+            best = self.reshape(router.results[0], (p.groups, p.group, chosen))
+            worst = self.part(best, 2, chosen - 1, chosen)
+        else:
+            worst = self.one("max", {"x": ranked}, (p.groups, p.group, 1), {"axis": (2,), "keepdim": True})
         marks = self.cast(self.one("greater_equal", {"x": ranked, "y": worst}, grouped, {}, "bool"), dtype)
         counted = {"flatten": False, "exclusive": False, "reverse": False, "axis": 1}
         place = self.one("multiply", {"x": self.one("cumsum", {"x": marks}, grouped, counted), "y": marks}, grouped, {})
@@ -318,7 +336,7 @@ class _Fold:
         self.slots = self.cast(slots, self.dtype)
 
     def _router(self, dispatch: int) -> Op:
-        """The nearest ``topk`` of scores, one per token and expert, before a dispatch."""
+        """The nearest choice by scores, one per token and expert, before a dispatch."""
         found, waiting = set(), [dispatch]
         while waiting:
             op = self.graph.producer(waiting.pop(0))
@@ -326,7 +344,7 @@ class _Fold:
                 continue
             found.add(op.index)
             scores = self.graph.tensors[op.operands[0]] if op.operands else None
-            if op.type == "topk" and scores is not None and scores.ndim > 1 and scores.shape[-1] == self.count:
+            if op.type in ("topk", "argmax") and scores is not None and scores.ndim > 1 and scores.shape[-1] == self.count:
                 return op
             waiting += op.operands
         raise _Irregular

@@ -9,6 +9,7 @@ tokens an expert takes.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +31,8 @@ class Load:
     kept: float = 0.0
     """The elements are scores that this share of all scores reaches; 0 for other tensors."""
     constant: bool = False
+    size: int = 0
+    """Elements of a vector whose shape does not say it."""
 
 
 def _indicator(share: float) -> Load:
@@ -81,8 +84,10 @@ class BalancedLoad:
 
     def __init__(self, batch: int | None = None):
         self.batch = batch
-        self.dispatches: list[tuple[Any, Places]] = []
-        """The tensors of coordinates that stand for those of the tokens of an expert."""
+        self.is_assumed = False
+        """Whether anything of the program depends on it."""
+        self.dispatches: dict[int, tuple[Any, Any, Places]] = {}
+        """By the id of a mask: the mask, the tensor that stands for the coordinates of its elements, and how many these are."""
         self._known: dict[int, Load | None] = {}
 
     def of(self, value: Any) -> Load | None:
@@ -98,6 +103,7 @@ class BalancedLoad:
         found = self.of(value)
         if found is None or found.classes or found.mean is None or _numel(value) != 1:
             return None
+        self.is_assumed |= not found.constant
         return found.mean
 
     def numbers(self, value: Any) -> list[int] | None:
@@ -105,7 +111,8 @@ class BalancedLoad:
         found = self.of(value)
         if found is None or found.classes or found.mean is None or len(value.shape) != 1:
             return None
-        size = value.shape[0]
+        self.is_assumed |= not found.constant
+        size = value.shape[0] if value.shape[0] > 0 else found.size
         each, more = divmod(round(found.mean * size), size)
         return [each + (i < more) for i in range(size)]
 
@@ -116,6 +123,7 @@ class BalancedLoad:
         if found is None or found.density <= 0 or found.classes:
             return None
         numel = _numel(mask)
+        self.is_assumed = True
         if found.density >= 1:
             return Places(0, 0, numel)
         tokens = max(mask.shape)
@@ -195,7 +203,7 @@ def _any(load: BalancedLoad, op: Any, operands: list[Any], attrs: Mapping[str, A
 
 def _counts(load: BalancedLoad, op: Any, operands: list[Any], attrs: Mapping[str, Any], value: Any) -> Load | None:
     found = load.of(operands[0])
-    return Load(_numel(operands[0]) / found.classes, 1.0) if found is not None and found.classes else None
+    return Load(_numel(operands[0]) / found.classes, 1.0, size=found.classes) if found is not None and found.classes else None
 
 
 def _multiply(load: BalancedLoad, op: Any, operands: list[Any], attrs: Mapping[str, Any], value: Any) -> Load | None:
@@ -253,6 +261,8 @@ def _put(load: BalancedLoad, op: Any, operands: list[Any], attrs: Mapping[str, A
 def _compare(load: BalancedLoad, op: Any, operands: list[Any], attrs: Mapping[str, Any], value: Any) -> Load | None:
     type_ = op.name().split(".", 1)[1].removesuffix("_")
     a, b = load.of(operands[0]), load.of(operands[1])
+    if a is not None and a.constant and b is not None and b.constant and a.mean is not None and b.mean is not None:
+        return Load(mean := float(_HOLDS[type_](a.mean, b.mean)), mean, constant=True)
     if a is not None and (b is None or a.constant):
         a, b, type_ = b, a, _OPPOSITE.get(type_, type_)
     if b is None:
@@ -267,8 +277,17 @@ def _compare(load: BalancedLoad, op: Any, operands: list[Any], attrs: Mapping[st
         return None
     if a.density < 1 and b.constant and 0 <= b.mean < 1:  # marks against a threshold
         return _indicator(a.density if above else 1 - a.density)
-    holds = {"greater_than": a.mean > b.mean, "greater_equal": a.mean >= b.mean, "less_than": a.mean < b.mean}
-    return _indicator(float(holds.get(type_, a.mean <= b.mean)))
+    return _indicator(float(_HOLDS[type_](a.mean, b.mean)))
+
+
+_HOLDS: dict[str, Callable[[float, float], bool]] = {
+    "equal": operator.eq,
+    "not_equal": operator.ne,
+    "greater_than": operator.gt,
+    "greater_equal": operator.ge,
+    "less_than": operator.lt,
+    "less_equal": operator.le,
+}
 
 
 def _equal(a: Load | None, b: Load) -> float | None:

@@ -135,7 +135,7 @@ def values_as_balanced(load: BalancedLoad) -> Iterator[Setting]:
     def listed(name: str, read: Callable[[list[int]], Any]) -> Callable[..., Any]:
         @functools.wraps(originals[name])
         def method(self: Any, *args: Any) -> Any:
-            exact = load_constants.get(self.id)
+            exact = _exact(self)
             found = exact.tolist() if exact is not None else load.numbers(self)
             return originals[name](self, *args) if found is None else read(found)
 
@@ -155,13 +155,14 @@ def values_as_balanced(load: BalancedLoad) -> Iterator[Setting]:
     load_constants: dict[int, np.ndarray] = {}
 
     def _exact(of: Any) -> np.ndarray | None:
+        shape = list(of.shape)
         while of.id not in load_constants:
             op = of.get_defining_op()
             source = op.operand_source(0) if op is not None and op.name() in _PASSED_ON and op.num_operands() else None
-            if source is None or list(source.shape) != list(of.shape):
+            if source is None or math.prod(source.shape) != math.prod(shape):
                 return None
             of = source
-        return load_constants[of.id]
+        return load_constants[of.id].reshape(shape)
 
     find, select = paddle._C_ops.nonzero, paddle._C_ops.masked_select
 
@@ -174,6 +175,8 @@ def values_as_balanced(load: BalancedLoad) -> Iterator[Setting]:
             made = paddle.assign(numbers)
             load_constants[made.id] = numbers
             return made
+        if condition.id in load.dispatches:
+            return load.dispatches[condition.id][1]
         flat = paddle.reshape(paddle.cast(condition, "float32"), [-1])
         rest_of = paddle.topk(flat, wanted.count)[1]
         coordinates = []
@@ -181,7 +184,7 @@ def values_as_balanced(load: BalancedLoad) -> Iterator[Setting]:
             coordinates.append(rest_of % size)
             rest_of = rest_of // size
         made = paddle.stack([rest_of, *reversed(coordinates)], axis=-1)
-        load.dispatches.append((made, wanted))
+        load.dispatches[condition.id] = condition, made, wanted
         return made
 
     def masked_select(x: Any, mask: Any, *rest: Any, **named: Any) -> Any:
@@ -212,7 +215,9 @@ class _Known(np.ndarray):
         return (self[i] for i in range(len(self)))
 
 
-_PASSED_ON = frozenset({"pd_op.slice", "pd_op.assign", "pd_op.cast", "pd_op.share_data_", "pd_op.assign_out_"})
+_PASSED_ON = frozenset(
+    f"pd_op.{name}" for name in ("slice", "assign", "cast", "share_data_", "reshape", "flatten", "squeeze", "unsqueeze")
+)
 
 
 @paddle_change(">=3.0,<3.4")

@@ -15,7 +15,7 @@ from paddle import nn
 from paddle_rbt_plugin.errors import TunerError, TunerWarning, UnsupportedProgram
 from paddle_rbt_plugin.graph import Batch, Graph, read_program
 from paddle_rbt_plugin.graph.batch import OPEN, find_batches
-from paddle_rbt_plugin.graph.mixtures import fold_mixtures
+from paddle_rbt_plugin.graph.mixtures import Dispatch, fold_mixtures
 from paddle_rbt_plugin.handover.pir.balanced_load import BalancedLoad
 from paddle_rbt_plugin.handover.pir.native import cause_of, errors_as_raised, natively, traces_record_apart, values_as_balanced
 from paddle_rbt_plugin.handover.pir.static_shapes import make_shapes_static
@@ -87,18 +87,24 @@ def trace_layer(
 
 def _balanced(graph: Graph, program: Any, load: BalancedLoad) -> Graph:
     """The graph of a program that was traced under a balanced load, its mixtures folded."""
-    if not load.dispatches:
+    if not load.is_assumed:
         return graph
-    position = {id_: i for i, id_ in enumerate(op.id() for op in program.global_block().ops)}
-    result = {op.source: op.results[0] for op in graph.ops}
-    found = {position[value.get_defining_op().id()]: places for value, places in load.dispatches}
-    folded, mixtures = fold_mixtures(graph, {result[at]: places for at, places in found.items()})
+    tensors = _tensors_of(program, graph)
+    dispatches = [Dispatch(tensors[made.id], tensors.get(mask.id, -1), some) for mask, made, some in load.dispatches.values()]
+    folded, mixtures = fold_mixtures(graph, dispatches)
     notes = (
         note("balanced_load", mixtures=number, experts=m.experts, room=m.places.room, group=m.places.group)
         for m, number in Counter(mixtures).items()
     )
-    alone = sum(1 for places in found.values()) - sum(m.experts for m in mixtures)
-    return folded.assuming(*notes, *([note("balanced_branches", branches=alone)] if alone else []))
+    alone = len(dispatches) - sum(m.experts for m in mixtures)
+    return folded.assuming(*notes, *([note("balanced_branches", branches=alone)] if alone or not mixtures else []))
+
+
+def _tensors_of(program: Any, graph: Graph) -> dict[int, int]:
+    """The tensors of a graph, by the ids of the values that it was read from."""
+    ops = program.global_block().ops
+    results = ((value.id, t) for op in graph.ops for value, t in zip(ops[op.source].results(), op.results, strict=False))
+    return dict(results)
 
 
 def with_batch(
