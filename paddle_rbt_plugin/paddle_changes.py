@@ -52,6 +52,7 @@ CHANGES: tuple[PaddleChange, ...] = (
     native.values_are_viewed,
     native.flags_of_devices_are_off,
     native.values_as_balanced,
+    native.engines_trace_natively,
     pir.averages_as_sums,
     pir.shards_become_partial,
     pir.recomputed_ops_draw_the_same,

@@ -7,6 +7,7 @@ import linecache
 import math
 import os
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import paddle
 
 from paddle_rbt_plugin.completion.distributed_ops import without_call_stacks
-from paddle_rbt_plugin.errors import error_message
+from paddle_rbt_plugin.errors import TunerError, TunerWarning, UnsupportedProgram, error_message
 from paddle_rbt_plugin.handover.pir.balanced_load import BalancedLoad
 from paddle_rbt_plugin.patching import Attribute, Setting, paddle_change
 
@@ -218,6 +219,57 @@ class _Known(np.ndarray):
 _PASSED_ON = frozenset(
     f"pd_op.{name}" for name in ("slice", "assign", "cast", "share_data_", "reshape", "flatten", "squeeze", "unsqueeze")
 )
+
+
+@paddle_change(">=3.0,<3.4")
+def engines_trace_natively() -> Iterator[Setting]:
+    """Lets an engine run the Python of its model as it is while it builds a program, and transcribe it only if that fails.
+
+    Reason: as for ``native_tracing``: what ``rbt.tune`` traces, ``dist.to_static`` and ``auto.Engine`` have to trace.
+    """
+    from paddle.distributed.auto_parallel.static.helper import ProgramHelper
+
+    original = ProgramHelper.build_program
+
+    @functools.wraps(original)
+    def build_program(helper: Any, mode: str) -> Any:
+        proxy, name = helper.proxy_layer, f"_{mode}"
+        before = vars(proxy).get(name)
+        try:
+            with natively():
+                return original(helper, mode)
+        except TunerError:
+            raise
+        except (Exception, SystemExit) as error:  # the model's own Python may raise anything
+            native_error = error
+        proxy.__dict__.pop(name, None)
+        if before is not None:
+            vars(proxy)[name] = before
+        warn_of_transcription(native_error)
+        try:
+            with traces_record_apart.apply(), errors_as_raised.apply():
+                return original(helper, mode)
+        except TunerError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise untraceable(proxy.inner_layer, native_error, error) from native_error
+
+    yield Attribute(ProgramHelper, "build_program", build_program)
+
+
+def warn_of_transcription(error: BaseException) -> None:
+    """Says that a Layer is traced a second time, and why."""
+    cause = cause_of(error)
+    words = f"tracing without transcription failed ({cause}); trying again with Paddle's dy2static"
+    warnings.warn(words, TunerWarning, stacklevel=5)
+
+
+def untraceable(layer: Any, native_error: BaseException, error: BaseException) -> UnsupportedProgram:
+    """The error for a Layer that could be traced neither as it is nor transcribed; the first cause comes first."""
+    cause = cause_of(native_error)
+    retried = "" if isinstance(error, RecursionError) else cause_of(error)
+    also = f"; transcribed by Paddle's dy2static: {retried}" if retried not in ("", cause) else ""
+    return UnsupportedProgram(f"the Layer {type(layer).__name__} cannot be traced: {cause}{also}")
 
 
 @paddle_change(">=3.0,<3.4")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +11,19 @@ from typing import Any
 import paddle
 from paddle import nn
 
-from paddle_rbt_plugin.errors import TunerError, TunerWarning, UnsupportedProgram
+from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph import Batch, Graph, read_program
 from paddle_rbt_plugin.graph.batch import OPEN, find_batches
 from paddle_rbt_plugin.graph.mixtures import Dispatch, fold_mixtures
 from paddle_rbt_plugin.handover.pir.balanced_load import BalancedLoad
-from paddle_rbt_plugin.handover.pir.native import cause_of, errors_as_raised, natively, traces_record_apart, values_as_balanced
+from paddle_rbt_plugin.handover.pir.native import (
+    errors_as_raised,
+    natively,
+    traces_record_apart,
+    untraceable,
+    values_as_balanced,
+    warn_of_transcription,
+)
 from paddle_rbt_plugin.handover.pir.static_shapes import make_shapes_static
 from paddle_rbt_plugin.notes import note
 from paddle_rbt_plugin.tuner import collection_paused
@@ -151,17 +157,12 @@ def _trace(layer: nn.Layer, specs: list[Any], batch: int | None) -> tuple[Any, A
             return *_programmed(layer, specs), load
     except (Exception, SystemExit) as error:  # the model's own Python may raise anything
         native_error = error
-    cause = cause_of(native_error)
-    warnings.warn(
-        f"tracing without transcription failed ({cause}); trying again with Paddle's dy2static", TunerWarning, stacklevel=4
-    )
+    warn_of_transcription(native_error)
     try:
         with traces_record_apart.apply(), errors_as_raised.apply():
             return *_programmed(layer, specs), BalancedLoad()
     except (Exception, SystemExit) as error:
-        retried = "" if isinstance(error, RecursionError) else cause_of(error)
-        also = f"; transcribed by Paddle's dy2static: {retried}" if retried not in ("", cause) else ""
-        raise UnsupportedProgram(f"the Layer {type(layer.layer).__name__} cannot be traced: {cause}{also}") from native_error
+        raise untraceable(layer.layer, native_error, error) from native_error
 
 
 def _programmed(layer: nn.Layer, specs: list[Any]) -> tuple[Any, Any]:
