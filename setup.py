@@ -18,6 +18,7 @@ PATTERNS = (
     "gated_ffn",
     "fused_gated_ffn",
     "moe_ffn",
+    "fused_moe_ffn",
     "moe_router",
     "layer_norm",
     "rms_norm",

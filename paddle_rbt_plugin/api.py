@@ -45,6 +45,8 @@ def bind_methods() -> None:
         declared = getattr(Plan, name)
 
         def method(self: Plan, *args: Any, _function: Any = function, **kwargs: Any) -> Any:
+            if _function is not explain:
+                self.check_executable()
             return _function(self, *args, **kwargs)
 
         setattr(Plan, name, functools.wraps(declared)(method))

@@ -60,6 +60,14 @@ _WORDS: dict[str, Callable[..., str]] = {
         f"{_NOT_APPLIED}expert parallelism: the {experts} experts of a layer have weights of their own; stacked as [experts, "
         "in, out], they can be divided over the ranks of dp (ep)"
     ),
+    "balanced_load": lambda mixtures, experts, room, group: (
+        f"assumed: a balanced load of {_counted_mixtures(mixtures, experts)}; each takes {counted(room, 'token')} of every "
+        f"{group}. Which tokens an expert computes depends on values, so the plan is for planning: no static program has its shapes"
+    ),
+    "balanced_branches": lambda branches: (
+        f"assumed: a balanced load of {counted(branches, 'branch', 'branches')} that depend on values, planned one by one: only "
+        "loops over equal experts that add up what each computes are stacked"
+    ),
     "selective_recompute": lambda: (
         "recomputation of the attention cores is applied to static programs; dygraph can recompute only whole layers, as "
         "search_space={'recompute': ['none', 'full']} plans"
@@ -84,6 +92,10 @@ _WORDS: dict[str, Callable[..., str]] = {
     ),
 }
 """By kind, the sentence that its figures make."""
+
+
+def _counted_mixtures(mixtures: int, experts: int) -> str:
+    return f"the {experts} experts of {counted(mixtures, 'layer')}, planned as stacked weights"
 
 
 def _cost(step_time_s: float, peak_memory_bytes: float) -> str:

@@ -17,7 +17,15 @@ from paddle_rbt_plugin.handover.legacy import engine as legacy_engine
 from paddle_rbt_plugin.handover.legacy import ops as legacy_ops
 from paddle_rbt_plugin.handover.legacy import patches as legacy
 from paddle_rbt_plugin.handover.legacy import random as legacy_random
-from paddle_rbt_plugin.handover.pir import clipping, engine_programs, gradient_merge, parameter_attributes, shared_weights, zero
+from paddle_rbt_plugin.handover.pir import (
+    clipping,
+    engine_programs,
+    gradient_merge,
+    native,
+    parameter_attributes,
+    shared_weights,
+    zero,
+)
 from paddle_rbt_plugin.handover.pir import patches as pir
 from paddle_rbt_plugin.handover.shared import engine_random, gloo, gloo_paddle_2, random_streams
 from paddle_rbt_plugin.patching import PaddleChange
@@ -41,6 +49,13 @@ CHANGES: tuple[PaddleChange, ...] = (
     pir.native_tracing,
     pir.traces_record_apart,
     pir.absent_operands_passed_over,
+    native.native_tracing,
+    native.traces_record_apart,
+    native.errors_as_raised,
+    native.values_are_viewed,
+    native.flags_of_devices_are_off,
+    native.values_as_balanced,
+    native.engines_trace_natively,
     pir.averages_as_sums,
     pir.shards_become_partial,
     pir.recomputed_ops_draw_the_same,

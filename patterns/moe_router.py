@@ -1,4 +1,4 @@
-"""Router of a mixture of experts: topk(softmax(x W)).
+"""Router of a mixture of experts: topk(softmax(x W)), of all experts or by groups of them.
 
 Its few columns, one per expert, stay whole, so that every rank chooses the same experts.
 """
@@ -13,9 +13,12 @@ class MoERouter(Pattern):
     name = "moe_router"
 
     def build(self, g: Builder) -> None:
-        scores = g.linear(g.tensor(), g.param("weight", ndim=2), g.param("bias", ndim=1))
-        scores = g.chain({"softmax", "sigmoid", "cast", "add"}, scores, at_most=3)
-        g.op("topk", scores)
+        weight = g.param("weight", ndim=2)
+        if g.choose("as used", "transposed") == "transposed":
+            weight = g.op("transpose", g.cast(weight))
+        scores = g.linear(g.tensor(), weight, g.param("bias", ndim=1))
+        scores = g.chain({"softmax", "sigmoid", "cast", "add", "reshape"}, scores, at_most=6)
+        g.op({"topk", "argmax", "max"}, scores)
 
     shard = {"weight": (None, None), "bias": (None,)}
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.batch import Batch, find_batch
 from paddle_rbt_plugin.graph.random_ops import draws
+from paddle_rbt_plugin.notes import Note
 
 TensorKind = Literal["param", "data", "var"]
 
@@ -105,13 +106,22 @@ _PRECISIONS: Mapping[str, WeightPrecision] = {"float16": "fp16", "bfloat16": "bf
 class Graph:
     """Ops and tensors of one forward program; ``loss`` is the position of the scalar that training minimises.
 
-    ``batch`` is what the caller said of the samples; without it, it is found in the shapes."""
+    ``batch`` is what the caller said of the samples; without it, it is found in the shapes. ``assumed`` says what was assumed
+    of values that the program depends on: such a graph is planned, but no program is handed over with its plan."""
 
-    def __init__(self, tensors: tuple[Tensor, ...], ops: tuple[Op, ...], loss: int | None = None, batch: Batch | None = None):
+    def __init__(
+        self,
+        tensors: tuple[Tensor, ...],
+        ops: tuple[Op, ...],
+        loss: int | None = None,
+        batch: Batch | None = None,
+        assumed: tuple[Note, ...] = (),
+    ):
         self.tensors = tensors
         self.ops = ops
         self.loss = loss
         self._stated_batch = batch
+        self.assumed = assumed
 
     def __iter__(self) -> Iterator[Op]:
         return iter(self.ops)
@@ -143,11 +153,15 @@ class Graph:
 
     def rewritten(self, tensors: tuple[Tensor, ...], ops: tuple[Op, ...], loss: int | None) -> Graph:
         """The same program with other ops in between: the inputs and their batch stay."""
-        return Graph(tensors, ops, loss, self._stated_batch)
+        return Graph(tensors, ops, loss, self._stated_batch, self.assumed)
 
     def with_batch(self, batch: Batch | None) -> Graph:
         """The graph of a program of which the caller says what the batch is; None leaves that to the shapes."""
-        return Graph(self.tensors, self.ops, self.loss, batch)
+        return Graph(self.tensors, self.ops, self.loss, batch, self.assumed)
+
+    def assuming(self, *notes: Note) -> Graph:
+        """The graph of a program whose values were assumed."""
+        return Graph(self.tensors, self.ops, self.loss, self._stated_batch, notes)
 
     def op_inputs(self, op: Op) -> tuple[Tensor, ...]:
         return tuple(self.tensors[i] for i in op.operands)
@@ -231,7 +245,7 @@ class Graph:
         signature. Neither does ``stop_gradient`` of data, which differs between the ways to trace a model."""
         tensors = [[t.kind, t.shape, t.dtype, *([t.stop_gradient] if t.kind == "param" else [])] for t in self.tensors]
         ops = [[*_structure(op), _slots(op), ends] for op, ends in zip(self.ops, self._ends_gradient(), strict=True)]
-        return _hash([tensors, ops, self.loss])
+        return _hash([tensors, ops, self.loss, *map(str, self.assumed)])
 
     @cached_property
     def structure_signature(self) -> str:

@@ -27,6 +27,11 @@ _BOOKKEEPING = frozenset(
     | {"persistable", "is_persisable", "mkldnn_data_type", "onednn_data_type", "use_mkldnn", "use_quantizer"}
     | {*RECOMPUTE_MARKS}
 )
+OF_VALUES = (
+    "rbt.tune(layer, ...) plans a Layer that chooses experts by value under a balanced load; to train it, write its experts with "
+    "stacked weights [experts, in, out] and a fixed capacity"
+)
+"""What to do about a program that depends on values."""
 _FORWARD_ROLES = (-1, 0, 256)  # unset, OpRole.Forward, OpRole.Forward | OpRole.Loss
 
 
@@ -105,7 +110,8 @@ class Reader:
         if any(n < 0 for n in shape):
             raise UnsupportedProgram(
                 f"tensor {name!r} has the dynamic shape {list(shape)}; give every dimension of the input_spec a size, "
-                "the batch dimension included. Shapes that depend on values, as of masked_select, cannot be planned"
+                "the batch dimension included. A program with shapes that depend on values, as of masked_select or of the tokens "
+                "that a router sends to an expert, can be neither planned nor handed over; " + OF_VALUES
             )
         index = len(self.tensors)
         self.tensors.append(
@@ -281,7 +287,7 @@ def check_serial_forward(ops: list[Any]) -> None:
         if name.startswith(_CONTROL_FLOW):
             raise UnsupportedProgram(
                 f"the program holds control flow ({name}), which a static plan cannot shard; trace the model "
-                "with branches and loops that do not depend on tensor values"
+                f"with branches and loops that do not depend on tensor values. {OF_VALUES[0].upper()}{OF_VALUES[1:]}"
             )
         if name.startswith("dist_op.") or (op.dist_attr is not None):
             raise UnsupportedProgram(f"the program is already distributed ({name} has placements); give the serial program")

@@ -16,9 +16,24 @@ HEAD_OPS = frozenset(
 """What may happen to heads between projection and core: layout, rotary embedding, norm, repetition for grouped queries."""
 
 SCORE_OPS = frozenset(
-    {"scale", "multiply", "divide", "add", "subtract", "where", "masked_fill", "cast", "reshape", "tanh", "maximum", "clip"}
+    {
+        "scale",
+        "multiply",
+        "divide",
+        "add",
+        "subtract",
+        "where",
+        "masked_fill",
+        "cast",
+        "reshape",
+        "tanh",
+        "maximum",
+        "clip",
+        "concat",
+    }
 )
-"""What may happen to the scores before the softmax: scaling, capping, masks, position biases."""
+"""What may happen to the scores before the softmax: scaling, capping, masks, position biases, a sink beside them (which is cut
+off the weights again)."""
 
 FUSED_CORES = frozenset(
     {"flash_attn", "flash_attention", "flashmask_attention", "scaled_dot_product_attention", "memory_efficient_attention"}
@@ -51,4 +66,4 @@ def attention_core(g: Builder, q: TensorNode, k: TensorNode, v: TensorNode) -> T
     if g.choose("composed", "fused") == "fused":
         return g.op(FUSED_CORES, q, k, v)
     weights = g.op("softmax", g.chain(SCORE_OPS, g.op("matmul", q, k), at_most=6))
-    return g.op("matmul", g.chain({"dropout", "cast"}, weights, at_most=2), v)
+    return g.op("matmul", g.chain({"dropout", "cast", "slice"}, weights, at_most=3), v)

@@ -30,6 +30,7 @@ def make_plan(
     best = result.best.candidate
     stages = _stages(result, cluster, best)
     return Plan(
+        assumed=bool(analysis.graph.assumed),
         signature=analysis.signature,
         degrees={"pp": best.pp, "dp": best.dp, "mp": best.mp},
         level=level,
@@ -101,6 +102,7 @@ def _notes(analysis: Analysis, result: SearchResult, training: Training) -> Iter
     yield from not_applied(result)
     yield from applied_to_programs(result)
     yield from _rewrites(analysis, result)
+    yield from analysis.graph.assumed
     yield from _separate_experts(analysis)
     weights = analysis.graph.weight_precision
     if weights not in ("fp32", training.precision):

@@ -17,7 +17,7 @@ from typing import Any
 from paddle_rbt_plugin.cluster import Cluster
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.placement import Placement
-from paddle_rbt_plugin.errors import PlanError, TunerWarning
+from paddle_rbt_plugin.errors import HandoverError, PlanError, TunerWarning
 from paddle_rbt_plugin.file_schema import no_constant, problem, unprintable
 from paddle_rbt_plugin.graph import Graph
 from paddle_rbt_plugin.plan.consistency import contradictions
@@ -127,6 +127,9 @@ class Plan:
     sharding_degree: int | str = "whole"
     """Replicas over which ZeRO splits states: the ``whole`` data-parallel group, or a number of neighbours that divides it."""
     schema: int = field(default=SCHEMA)
+    assumed: bool = False
+    """Whether the plan is for values that were assumed, of a model that computes shapes or branches from values: no program is
+    handed over with it."""
     ep: int = 1
     """Ranks over which the experts of a mixture are divided: 1, or all of dp; not a factor of the devices besides dp."""
 
@@ -154,6 +157,8 @@ class Plan:
         recomputation and its division of states may be those of the program with other parameters frozen."""
         if graph.signature == self.signature:
             return
+        if self.assumed and not graph.assumed:
+            self.check_executable()
         if graph.structure_signature != self.signature:
             raise PlanError(f"the plan is for another program: {self._difference(graph)}")
         warnings.warn(
@@ -162,6 +167,15 @@ class Plan:
             TunerWarning,
             stacklevel=3,
         )
+
+    def check_executable(self) -> None:
+        """Raises HandoverError for a plan that is for planning only."""
+        if self.assumed:
+            raise HandoverError(
+                "the plan cannot be executed: it assumes a balanced load of experts that the model chooses by value "
+                "(see its notes), and no static program or sharded Layer exchanges tokens as it was costed; write the experts "
+                "with stacked weights [experts, in, out] and a fixed capacity, and plan again"
+            )
 
     def for_program(self, graph: Graph) -> Plan:
         """The plan with the signature of a program that it was made for. Raises PlanError and warns like ``check_program``."""
@@ -264,6 +278,8 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain JSON values."""
         data = {k: v for k, v in vars(self).items() if k not in ("stages", "tensors", "estimate")}
+        if not self.assumed:
+            del data["assumed"]
         data["stages"] = [{k: v for k, v in asdict(s).items() if v is not None} for s in self.stages]
         data["tensors"] = {name: _tensor_dict(t) for name, t in self.tensors.items()}
         data["estimate"] = asdict(self.estimate)

@@ -22,7 +22,7 @@ from paddle.distributed.auto_parallel.static.helper import ProxyLayer
 from paddle_rbt_plugin.handover.pir.engine_data import engine_specs
 from paddle_rbt_plugin.handover.pir.engine_outputs import Layout
 from paddle_rbt_plugin.handover.pir.first_plan import plan_before_training
-from paddle_rbt_plugin.handover.pir.patches import traces_record_apart
+from paddle_rbt_plugin.handover.pir.native import engines_trace_natively, traces_record_apart
 from paddle_rbt_plugin.handover.shared.engine_state import engine_plan
 from paddle_rbt_plugin.handover.shared.strategy import is_enabled
 from paddle_rbt_plugin.patching import ENGINES_OF_SCRIPTS, Attribute, Setting, paddle_change
@@ -76,7 +76,8 @@ def engine_keeps_programs(tune: Callable[[Any, str], Any], resume: Callable[[Any
     def prepare_program(engine: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
         if not engine._in_pir_mode:
             return prepare(engine, mode, *args, **kwargs)
-        with outputs_marked.apply(), traces_record_apart.apply():
+        traced = engines_trace_natively if is_enabled(engine._strategy.tuning) else traces_record_apart
+        with outputs_marked.apply(), traced.apply():
             return prepare_in_pir(engine, mode, *args, **kwargs)
 
     def prepare_in_pir(engine: Any, mode: str, *args: Any, **kwargs: Any) -> Any:

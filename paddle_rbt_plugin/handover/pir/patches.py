@@ -19,40 +19,6 @@ from paddle_rbt_plugin.patching import Attribute, Listed, Setting, paddle_change
 _PASS_ALONE = "a script that applies the pass rule_based_tuner alone continues with Paddle's passes after it has returned"
 
 
-@paddle_change(">=3.0,<3.4")
-def native_tracing() -> Iterator[Setting]:
-    """Lets the Python of a Layer run as it is while ``to_static`` traces it.
-
-    Reason: dy2static transcribes every function it meets, which takes up to minutes for models from packages and can end in
-    RecursionError. Only a model whose Python branches on the value of a tensor needs the transcription.
-    """
-    from paddle.jit import dy2static
-
-    yield Attribute(dy2static, "Call", lambda function: function)
-
-
-@paddle_change(">=3.0,<3.4")
-def traces_record_apart() -> Iterator[Setting]:
-    """Lets each trace record the parameters it meets, and what is changed in place, in a place of its own.
-
-    Reason: Paddle keeps these records by the address of the program and drops them at the end of a trace, unless the trace
-    fails. A later program at the same address then gets parameters of one that is gone, and the process ends.
-    """
-    records = trace_records()
-    yield Attribute(records._global_parameter_recorder, "params_dict", {})
-    yield Attribute(records._global_parameter_recorder, "tensor2value", {})
-    yield Attribute(records._global_inplace_map, "params_dict", {})
-
-
-def trace_records() -> Any:
-    """Paddle's module that holds the records of traces."""
-    try:
-        from paddle.jit.dy2static import parameter_recorder
-    except ImportError:  # before 3.3
-        from paddle.jit.pir_dy2static import parameter_recorder
-    return parameter_recorder
-
-
 @paddle_change(">=3.0,<3.4", permanent=_PASS_ALONE)
 def averages_as_sums() -> Iterator[Setting]:
     """Lets partial averages be made whole where no communication can average: between CPUs, and on a single rank.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,12 +11,21 @@ from typing import Any
 import paddle
 from paddle import nn
 
-from paddle_rbt_plugin.completion.distributed_ops import without_call_stacks
-from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram, error_message
+from paddle_rbt_plugin.errors import TunerError
 from paddle_rbt_plugin.graph import Batch, Graph, read_program
 from paddle_rbt_plugin.graph.batch import OPEN, find_batches
-from paddle_rbt_plugin.handover.pir.patches import native_tracing, traces_record_apart
+from paddle_rbt_plugin.graph.mixtures import Dispatch, fold_mixtures
+from paddle_rbt_plugin.handover.pir.balanced_load import BalancedLoad
+from paddle_rbt_plugin.handover.pir.native import (
+    errors_as_raised,
+    natively,
+    traces_record_apart,
+    untraceable,
+    values_as_balanced,
+    warn_of_transcription,
+)
 from paddle_rbt_plugin.handover.pir.static_shapes import make_shapes_static
+from paddle_rbt_plugin.notes import note
 from paddle_rbt_plugin.tuner import collection_paused
 
 
@@ -72,13 +81,36 @@ def trace_layer(
     if not was_dynamic:
         paddle.disable_static()
     try:
-        program, outputs = _trace(wrapped, specs)
+        program, outputs, load = _trace(wrapped, specs, specs[0].shape[0] if batch is None else batch.size)
         make_shapes_static(program)
     finally:
         if not was_dynamic:
             paddle.enable_static()
     structured = {p.name: name for name, p in layer.named_parameters()}
-    return Trace(program, read_program(program, _scalar(outputs), structured_names=structured).with_batch(batch))
+    graph = read_program(program, _scalar(outputs), structured_names=structured).with_batch(batch)
+    return Trace(program, _balanced(graph, program, load))
+
+
+def _balanced(graph: Graph, program: Any, load: BalancedLoad) -> Graph:
+    """The graph of a program that was traced under a balanced load, its mixtures folded."""
+    if not load.is_assumed:
+        return graph
+    tensors = _tensors_of(program, graph)
+    dispatches = [Dispatch(tensors[made.id], tensors.get(mask.id, -1), some) for mask, made, some in load.dispatches.values()]
+    folded, mixtures = fold_mixtures(graph, dispatches)
+    notes = (
+        note("balanced_load", mixtures=number, experts=m.experts, room=m.places.room, group=m.places.group)
+        for m, number in Counter(mixtures).items()
+    )
+    alone = len(dispatches) - sum(m.experts for m in mixtures)
+    return folded.assuming(*notes, *([note("balanced_branches", branches=alone)] if alone or not mixtures else []))
+
+
+def _tensors_of(program: Any, graph: Graph) -> dict[int, int]:
+    """The tensors of a graph, by the ids of the values that it was read from."""
+    ops = program.global_block().ops
+    results = ((value.id, t) for op in graph.ops for value, t in zip(ops[op.source].results(), op.results, strict=False))
+    return dict(results)
 
 
 def with_batch(
@@ -117,32 +149,28 @@ def _scalar(outputs: Any) -> Any:
     return first if hasattr(first, "shape") and math.prod(first.shape) == 1 else None
 
 
-def _trace(layer: nn.Layer, specs: list[Any]) -> tuple[Any, Any]:
-    """The program of the forward pass, and its outputs."""
-    function = layer.forward
+def _trace(layer: nn.Layer, specs: list[Any], batch: int | None) -> tuple[Any, Any, BalancedLoad]:
+    """The program of the forward pass, its outputs, and where it assumes a load of experts."""
+    load = BalancedLoad(batch)
     try:
-        with native_tracing.apply(), traces_record_apart.apply(), without_call_stacks():
-            traced = paddle.jit.to_static(function, full_graph=True, input_spec=[specs]).concrete_program
-            return traced.main_program, traced.outputs
-    except (Exception, SystemExit) as native_error:  # the model's own Python may raise anything
-        warnings.warn(
-            f"tracing without transcription failed ({_first_line(native_error)}); trying again with Paddle's dy2static",
-            stacklevel=4,
-        )
+        with natively(), values_as_balanced.apply(load):
+            return *_programmed(layer, specs), load
+    except (Exception, SystemExit) as error:  # the model's own Python may raise anything
+        native_error = error
+    warn_of_transcription(native_error)
     try:
-        with traces_record_apart.apply():
-            traced = paddle.jit.to_static(function, full_graph=True, input_spec=[specs]).concrete_program
-        return traced.main_program, traced.outputs
+        with traces_record_apart.apply(), errors_as_raised.apply():
+            return *_programmed(layer, specs), BalancedLoad()
     except (Exception, SystemExit) as error:
-        raise UnsupportedProgram(f"the Layer {type(layer.layer).__name__} cannot be traced: {_first_line(error)}") from error
+        raise untraceable(layer.layer, native_error, error) from native_error
+
+
+def _programmed(layer: nn.Layer, specs: list[Any]) -> tuple[Any, Any]:
+    traced = paddle.jit.to_static(layer.forward, full_graph=True, input_spec=[specs]).concrete_program
+    return traced.main_program, traced.outputs
 
 
 def _named(spec: Any, default: str) -> Any:
     if spec is None or not hasattr(spec, "shape"):
         raise TunerError(f"an input spec must be a paddle.static.InputSpec, not {spec!r}")
     return paddle.static.InputSpec(list(spec.shape), spec.dtype, spec.name or default, stop_gradient=True)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in error_message(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1].strip() if lines else ''}"
