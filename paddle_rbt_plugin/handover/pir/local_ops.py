@@ -27,7 +27,7 @@ def build_sample_wise(
     where = local_placements(
         Question(name, tuple(attrs.items()), described), slots_of_results(op), [len(v.shape) for v in results]
     )
-    needs, gradients, made = (_spelt(some, mesh) for some in (where.needs, where.gradients, where.results))
+    needs, gradients, made = (spelt(some, mesh) for some in (where.needs, where.gradients, where.results))
     form = LocalForm(needs, gradients, made)
     return build_on_local_tensors(form, inputs, paddle_mesh(mesh), lambda local: call_op(name, attrs.items(), local))
 
@@ -60,5 +60,6 @@ def build_on_local_tensors(
     return built, [keep(paddle._C_ops.reshard(v, target, p)) for v, p in zip(whole, form.results, strict=True)]
 
 
-def _spelt(placements: Sequence[Placement], mesh: ProcessMesh) -> tuple[Any, ...]:
+def spelt(placements: Sequence[Placement], mesh: ProcessMesh) -> tuple[Any, ...]:
+    """Placements as Paddle's classes."""
     return tuple(paddle_placements(placement, len(mesh.shape)) for placement in placements)
