@@ -49,7 +49,7 @@ def test_a_plan_keeps_the_batch_divided_and_counts_the_sums_of_statistics() -> N
     kernels = [k for work in completion.work for k in (*work.forward, *work.backward)]
     assert not [c for k in kernels for c in k.collectives if c.kind == "all_gather" and len(c.value.shape) == 4]
     norms = [k for k in kernels if k.type.startswith("batch_norm")]
-    assert [[c.value.shape for c in k.collectives] for k in norms] == [[(CHANNELS,)] * SUMS] * 8  # four forward, four backward
+    assert [[c.value.shape for c in k.collectives] for k in norms] == [[(SUMS * CHANNELS,)]] * 8  # four forward, four backward
     assert not [note for note in plan.notes if "batch_norm" in note]
 
 

@@ -191,12 +191,14 @@ class Kernels:
             saved.setdefault((tensor, use.have), self.value(tensor))
 
     def _summed_statistics(self, op: Op, phase: Phase) -> list[Collective]:
-        """What a batch norm of a sharded batch sums over the ranks, of one number per channel each."""
+        """What a batch norm of a sharded batch sums over the ranks."""
         if op.type != BATCH_NORM or not sums_statistics(op.type, op.attrs, [self.placements[t] for t in op.operands]):
             return []
         samples, mean = op.operands[:2]
         axis = self.mesh.axes[self.placements[samples].dims_mapping[0]]
-        return [Collective("all_reduce", axis, self.value(mean)._replace(kind="var"), phase)] * SUMS
+        (channels,) = self.graph.tensors[mean].shape
+        sums = self.value(mean)._replace(shape=(SUMS * channels,), kind="var")
+        return [Collective("all_reduce", axis, sums, phase)]
 
     def summed(self, tensor: int, placements: Sequence[Placement]) -> tuple[Placement, list[Kernel]]:
         """The gradient of a tensor that several ops read is the sum of what they send."""

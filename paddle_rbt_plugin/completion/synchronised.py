@@ -1,8 +1,8 @@
 """Batch norms of a sharded batch: the samples stay where they are, and only the statistics are summed over the ranks.
 
 Paddle has no rule for ``batch_norm`` and gathers the batch. In training the statistics of the serial program are those of the
-whole batch, so each rank sums what it holds of x and x^2, and an all-reduce of one number per channel finishes each sum. The
-gradients of scale and bias, which the gradients of the statistics follow from, take two more. With m and v the mean and the
+whole batch, so each rank sums what it holds of x and x^2, and an all-reduce of two numbers per channel finishes the sums. The
+gradients of scale and bias, which the gradients of the statistics follow from, take another one. With m and v the mean and the
 variance, ' for a value that no gradient flows through, and e the epsilon, a rank computes
 
     batch_norm(x, m', v', scale sqrt(v' + e) / sqrt(v + e), bias + scale (m' - m) / sqrt(v + e))
@@ -22,7 +22,9 @@ from paddle_rbt_plugin.completion.sample_wise import LocalPlacements, summands
 
 BATCH_NORM = "batch_norm"
 SUMS = 2
-"""All-reduces of one number per channel, in forward and again in backward."""
+"""Numbers per channel that one all-reduce in forward and another one in backward sum up."""
+CHANNELS_LAST = ("NHWC", "NDHWC", "NLC")
+"""The formats of data in which the last dimension holds the channels; elsewhere the second one does."""
 FORWARD_TRAFFIC, BACKWARD_TRAFFIC = 3.0, 4.0
 """Bytes that these ops read and write over those of one kernel, in tensors as large as x.
 

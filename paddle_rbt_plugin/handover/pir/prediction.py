@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion import Completion, Kernel, Placement, SegmentWork, Value, complete, reads_apart, shared_reads
-from paddle_rbt_plugin.completion.synchronised import SUMS, sums_statistics
+from paddle_rbt_plugin.completion.synchronised import CHANNELS_LAST, SUMS, sums_statistics
 from paddle_rbt_plugin.cost.attention import forward_cores
 from paddle_rbt_plugin.cost.compute import CONVOLUTIONS, product_flop
 from paddle_rbt_plugin.cost.memory import OPTIMIZER_STATES
@@ -162,8 +162,8 @@ def _flop_of_statistics(kernel: Kernel, mesh: ProcessMesh) -> float:
     if not sums_statistics(forward_type(kernel.type), kernel.attrs, [v.placement for v in kernel.inputs[:1]]):
         return 0.0
     x = kernel.inputs[0]
-    last = kernel.attrs["data_format"] in ("NHWC", "NDHWC", "NLC")
-    return 2.0 * SUMS * x.placement.local_shape(x.shape, mesh)[0] * x.shape[-1 if last else 1]
+    channels = x.shape[-1 if kernel.attrs["data_format"] in CHANNELS_LAST else 1]
+    return 2.0 * SUMS * x.placement.local_shape(x.shape, mesh)[0] * channels
 
 
 def _repeated(segment: Segment, work: SegmentWork, recompute: str) -> list[Kernel]:
