@@ -93,6 +93,8 @@ def test_losses_and_running_statistics_are_the_serial_ones(tmp_path: Path, entry
 
     serial, parallel = run("serial", 1), run(entry, 2)
     assert parallel["losses"] == pytest.approx(serial["losses"], abs=1e-5)
+    if entry == "to_static":
+        assert parallel["evaluation"] == pytest.approx(serial["evaluation"], abs=1e-5)
     assert parallel["statistics"].keys() == serial["statistics"].keys() and len(serial["statistics"]) == 8
     for name, values in serial["statistics"].items():
         assert parallel["statistics"][name] == pytest.approx(values, abs=1e-5), name
