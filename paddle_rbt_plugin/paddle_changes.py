@@ -40,6 +40,7 @@ CHANGES: tuple[PaddleChange, ...] = (
     # Tracing, completing and partitioning PIR programs.
     pir.native_tracing,
     pir.traces_record_apart,
+    pir.absent_operands_passed_over,
     pir.averages_as_sums,
     pir.shards_become_partial,
     pir.recomputed_ops_draw_the_same,

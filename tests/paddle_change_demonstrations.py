@@ -157,6 +157,15 @@ def traces_record_apart() -> None:
         records.tensor2value.clear()
 
 
+def absent_operands_passed_over() -> None:
+    from paddle.distributed.auto_parallel.static import mix_to_dist_pass
+
+    with new_program() as program:
+        nn.functional.interpolate(paddle.static.data("x", [2, 3, 4, 4]), scale_factor=2)
+        with pytest.raises(AttributeError, match="dist_attr"):
+            mix_to_dist_pass._complete_op_dist_attr(program)
+
+
 def native_tracing() -> None:
     paddle.disable_static()
     layer = Calling()
@@ -525,7 +534,8 @@ IN_LEGACY = {
     "paddle_2_communicates_through_gloo",
 }  # fmt: skip
 """Changes that are demonstrated in a process of the legacy IR, by name; all others are in one of PIR."""
-SEEN_ELSEWHERE = {"environment_read_anew", "ops_take_sharded_forms", "traces_record_apart"}
+SEEN_ELSEWHERE = {"environment_read_anew", "ops_take_sharded_forms", "traces_record_apart", "absent_operands_passed_over"}
 """Changes whose demonstration reads what Paddle has at hand, but not what they change.
 
-What they cure is seen by ``tests/test_structure.py``, ``tests/test_dygraph_ops.py`` and ``tests/test_trace.py``."""
+What they cure is seen by ``tests/test_structure.py``, ``tests/test_dygraph_ops.py``, ``tests/test_trace.py`` and
+``tests/test_sample_wise.py``."""

@@ -48,7 +48,7 @@ def find_batch_dims(graph: Graph, by_batch: Completion) -> dict[int, int]:
     found = {
         t.index: by_batch.placements[t.index].dims_mapping.index(0)
         for t in graph.tensors
-        if t.kind != "param" and 0 in by_batch.placements[t.index].dims_mapping
+        if t.kind != "param" and t.index in by_batch.placements and 0 in by_batch.placements[t.index].dims_mapping
     }
     for op in graph.ops:
         grown = [(dim, graph.tensors[t].shape[dim]) for t in op.operands if (dim := found.get(t)) is not None]

@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 from paddle_rbt_plugin.completion.placement import Placement
@@ -67,6 +68,11 @@ def op_call(name: str, attrs: Iterable[tuple[str, Any]], inputs: Mapping[str, Se
 
     function, arguments = _function(name)
     values = dict(attrs)
+    if name in _AS_IN_PYTHON and _follows_python():
+        if values["flatten"]:
+            values, inputs = {**values, "axis": None}, {slot: of for slot, of in inputs.items() if slot != "axis"}
+        by_name = {argument.name: argument for argument in arguments}
+        arguments = tuple(by_name[argument] for argument in _AS_IN_PYTHON[name])
     args: list[Any] = []
     for argument in arguments:
         given = inputs.get(argument.name)
@@ -85,6 +91,15 @@ def op_call(name: str, attrs: Iterable[tuple[str, Any]], inputs: Mapping[str, Se
     if name in _COUNTED_FROM_THE_FRONT:
         args[1] = _number(args[1]) % len(args[0].shape)
     return partial(function, *args)
+
+
+_AS_IN_PYTHON = dict.fromkeys(("argmax", "argmin"), ("x", "axis", "keepdims", "dtype"))
+"""Ops whose functions take the arguments of the Python API from Paddle 3.3 on; another type of argument ends the process."""
+
+
+@cache
+def _follows_python() -> bool:
+    return find_spec("paddle.base.dygraph.generated_tensor_methods_patch") is not None
 
 
 _COUNTED_FROM_THE_FRONT = frozenset({"cumsum"})

@@ -28,17 +28,13 @@ class SampleWise:
     """Of the attributes and the number of dimensions of the first operand."""
 
 
-def _reduces_first(attrs: Mapping[str, Any], ndim: int) -> bool:
-    return bool(attrs["flatten"]) or int(attrs["axis"]) % max(ndim, 1) == 0
-
-
 def _first(*slots: str, results: Sequence[str] = ("out",)) -> SampleWise:
     return SampleWise(dict.fromkeys(slots, 0), dict.fromkeys(results, 0))
 
 
 _IMAGES = _first("x")
 SAMPLE_WISE: Mapping[str, SampleWise] = {
-    **dict.fromkeys(("pool2d", "pool3d", "lp_pool2d", "maxout", "affine_channel", "prelu"), _IMAGES),
+    **dict.fromkeys(("pool2d", "pool3d", "lp_pool2d", "maxout"), _IMAGES),
     **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "shuffle_channel"), _IMAGES),
     **dict.fromkeys(("fold", "unfold", "pad3d"), _IMAGES),
     **dict.fromkeys(("max_pool2d_with_index", "max_pool3d_with_index"), _first("x", results=("out", "mask"))),
@@ -51,14 +47,13 @@ SAMPLE_WISE: Mapping[str, SampleWise] = {
     "instance_norm": _first("x", results=("y", "saved_mean", "saved_variance")),
     "grid_sample": _first("x", "grid"),
     "affine_grid": _first("input", results=("output",)),
-    "deformable_conv": _first("x", "offset", "mask"),
-    "bilinear": _first("x", "y"),
-    **dict.fromkeys(("argmax", "argmin"), replace(_IMAGES, mixes=_reduces_first)),
-    "einsum": SampleWise({}, {}),
     "rnn": SampleWise({"x": 1, "pre_state": 1, "sequence_length": 0}, {"out": 1, "state": 1}),
     "warpctc": SampleWise({"logits": 1, "label": 0, "logits_length": 0, "labels_length": 0}, {"loss": 0, "warpctcgrad": 1}),
 }
 """By canonical op."""
+PLANNED_ONLY = frozenset({"instance_norm", "rnn"})
+"""Those of them that Paddle cannot train in distributed static programs: it loses gradients of weights that are read on local
+tensors, or in lists."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +72,8 @@ def local_placements(question: Question, result_slots: Sequence[str], result_dim
     op = SAMPLE_WISE[question.op]
     operands = [(slot, o) for slot, some in question.slots for o in some]
     dims = {} if op.mixes(dict(question.attrs), len(operands[0][1].shape)) else op.operands
-    axes = {o.placement.dims_mapping[dims[slot]] for slot, o in operands if slot in dims and o.shape}
-    axis = axes.pop() if len(axes) == 1 else -1  # all that holds samples is sharded alike, or gathered
+    axes = {o.placement.dims_mapping[dims[slot]] for slot, o in operands if slot in dims and o.shape} - {-1}
+    axis = axes.pop() if len(axes) == 1 else -1  # samples that lie whole on every rank are cut alike
     held = op.results if axis >= 0 else {}
     needs = tuple(_along(dims.get(slot) if axis >= 0 else None, axis, len(o.shape)) for slot, o in operands)
     results = tuple(_along(held.get(slot), axis, ndim) for slot, ndim in zip(result_slots, result_dims, strict=True))
@@ -108,7 +103,7 @@ def laid(dense: Sequence[Built], question: Question, where: LocalPlacements) -> 
     def made(product: Product, place: int) -> Product:
         if product.gradient_of is not None:
             lies = where.gradients[product.gradient_of]
-            return product._replace(made=lies, kept=lies)
+            return product._replace(made=lies, kept=lies.finished())
         if question.gradients is None:
             return product._replace(made=where.results[place], kept=where.results[place])
         return product

@@ -9,33 +9,22 @@ or costed, and again when the program is handed over. Asked of Paddle 3.3.1 for 
 - ``tile`` of dimensions of size 1 gathers the gradient; it is an ``expand``, as above.
 - ``repeat_interleave`` gathers its operand; a new dimension, as above, and a reshape do not.
 - ``flatten`` gathers its operand; a reshape does not.
+- ``einsum`` ends the process when it is built on distributed operands; it is sums and a matrix product (``einsum``).
 
-An op is left alone if its operand is no activation, since nothing is sharded there that would be lost; a ``flatten`` of an
-input is not.
+An op is left alone if its operand is no activation, since nothing is sharded there that would be lost; ``flatten`` and
+``einsum`` of inputs and weights are not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from paddle_rbt_plugin.graph.einsum import einsum_steps
 from paddle_rbt_plugin.graph.graph import Graph, Op, Tensor, TensorKind
+from paddle_rbt_plugin.graph.steps import Shape, Step
 from paddle_rbt_plugin.notes import Note, note
-
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Step:
-    """One op of the new spelling. ``inputs`` names operands by slot: ``-1`` is the operand of the op that is replaced, and
-    n the result of step n. The last step's result is that of the op."""
-
-    type: str
-    inputs: Mapping[str, int]
-    attrs: Mapping[str, Any]
-    shape: Shape
-    """Of its result."""
 
 
 def expand_by_adding(shape: Shape, result: Shape, attrs: Mapping[str, Any], dtype: str) -> tuple[Step, ...]:
@@ -76,37 +65,39 @@ def flatten_by_reshaping(shape: Shape, result: Shape, attrs: Mapping[str, Any], 
     return (Step("reshape", {"x": -1}, {"shape": result}, result),)
 
 
-RULES: Mapping[str, Callable[[Shape, Shape, Mapping[str, Any], str], tuple[Step, ...]]] = {
+Rule = Callable[[Shape, Shape, Mapping[str, Any], str], tuple[Step, ...]]
+_OF_ONE: Mapping[str, Rule] = {
     "expand": expand_by_adding,
     "tile": tile_by_adding,
     "repeat_interleave": repeat_by_adding,
     "flatten": flatten_by_reshaping,
 }
-"""Canonical op -> its other spelling, from the shapes of operand and result, the attributes and the dtype; no steps where
-there is none."""
+"""Canonical op of one operand -> its other spelling, from the shapes of operand and result, the attributes and the dtype; no
+steps where there is none."""
+RULES = frozenset({*_OF_ONE, "einsum"})
+"""The ops that have another spelling."""
+_OF_ANYTHING = frozenset({"flatten", "einsum"})
+"""The ops that are replaced whatever their operands are, in every dtype."""
 
 
-_OF_INPUTS = frozenset({"flatten"})
-"""The ops that are replaced on inputs as well, and in every dtype."""
-
-
-def replaces(type_: str, kind: TensorKind) -> bool:
-    """Whether an op on a tensor of that kind may be replaced."""
-    return type_ in RULES and (kind == "var" or (kind == "data" and type_ in _OF_INPUTS))
-
-
-def steps_for(type_: str, shape: Shape, result: Shape, attrs: Mapping[str, Any], dtype: str) -> tuple[Step, ...]:
-    """The steps that replace an op on an activation; none where it stays as it is."""
-    if type_ not in RULES or not (type_ in _OF_INPUTS or dtype.startswith(("float", "bfloat"))):
+def steps_for(
+    type_: str, kinds: Sequence[TensorKind], shapes: Sequence[Shape], result: Shape, attrs: Mapping[str, Any], dtype: str
+) -> tuple[Step, ...]:
+    """The steps that replace an op, given kinds and shapes of its operands; none where it stays as it is."""
+    if type_ not in RULES or not (type_ in _OF_ANYTHING or dtype.startswith(("float", "bfloat"))):
         return ()
-    return RULES[type_](shape, result, attrs, dtype)
+    if type_ == "einsum":
+        return einsum_steps(attrs["equation"], shapes, dtype)
+    if len(shapes) != 1 or not (kinds[0] == "var" or (kinds[0] == "data" and type_ in _OF_ANYTHING)):
+        return ()
+    return _OF_ONE[type_](shapes[0], result, attrs, dtype)
 
 
 def rewrite_graph(graph: Graph) -> tuple[Graph, tuple[Note, ...]]:
     """The graph with every rule applied, and a note for each type of op that was replaced.
 
     Tensors keep their positions and names, and new ones follow them; ops of the graph keep their names."""
-    if RULES.keys().isdisjoint(op.type for op in graph.ops):
+    if RULES.isdisjoint(op.type for op in graph.ops):
         return graph, ()
     replaced: dict[tuple[str, str], int] = {}
     tensors = list(graph.tensors)
@@ -126,26 +117,27 @@ def rewrite_graph(graph: Graph) -> tuple[Graph, tuple[Note, ...]]:
 
 
 def _steps(graph: Graph, op: Op) -> tuple[Step, ...]:
-    if len(op.operands) != 1 or not replaces(op.type, graph.tensors[op.operands[0]].kind):
+    if op.type not in RULES:
         return ()
-    operand, result = graph.tensors[op.operands[0]], graph.tensors[op.results[0]]
-    return steps_for(op.type, operand.shape, result.shape, op.attrs, operand.dtype)
+    operands, result = [graph.tensors[t] for t in op.operands], graph.tensors[op.results[0]]
+    kinds, shapes = [t.kind for t in operands], [t.shape for t in operands]
+    return steps_for(op.type, kinds, shapes, result.shape, op.attrs, operands[0].dtype)
 
 
 def _new_ops(op: Op, steps: Sequence[Step], tensors: list[Tensor], first: int) -> list[Op]:
     """The ops of the steps; results that are new are appended to ``tensors``."""
-    source, result = tensors[op.operands[0]], tensors[op.results[0]]
+    result = tensors[op.results[0]]
     made: list[int] = []
     ops = []
     for i, step in enumerate(steps):
         last = step is steps[-1]
         if not last:
-            constant = not step.inputs
             name = f"{op.name}.{i}.out"
-            stop = constant or source.stop_gradient
+            read = [op.operands[-1 - ref] if ref < 0 else made[ref] for ref in step.inputs.values()]
+            stop = all(tensors[t].stop_gradient for t in read)
             tensors.append(replace(result, index=len(tensors), name=name, shape=step.shape, stop_gradient=stop))
         made.append(result.index if last else tensors[-1].index)
-        inputs = {slot: (source.index if ref < 0 else made[ref],) for slot, ref in step.inputs.items()}
+        inputs = {slot: (op.operands[-1 - ref] if ref < 0 else made[ref],) for slot, ref in step.inputs.items()}
         name = op.name if last else f"{op.name}.{i}"
         ops.append(Op(first + i, name, step.type, inputs, {"out": (made[-1],)}, step.attrs, op.scope, op.source))
     return ops

@@ -1,4 +1,4 @@
-"""Trains a residual convolutional network with batch norms on two replicas, and writes losses and running statistics.
+"""Trains a residual convolutional network with pooling and batch norms on two replicas, and writes losses and running statistics.
 
     python -m paddle.distributed.launch --nproc_per_node 2 --backend gloo batch_norm.py ENTRY OUT
 
@@ -46,10 +46,11 @@ class Network(nn.Layer):
     def __init__(self) -> None:
         super().__init__()
         self.stem, self.blocks = nn.Conv2D(3, CHANNELS, 3), nn.Sequential(Block(), Block())
-        self.head = nn.Linear(CHANNELS, 10)
+        self.pool, self.head = nn.MaxPool2D(2), nn.Linear(CHANNELS, 10)
 
     def forward(self, images: Any) -> Any:
-        return self.head(paddle.mean(self.blocks(self.stem(images)), [2, 3]))
+        features = self.blocks(self.pool(self.stem(images)))
+        return self.head(nn.functional.adaptive_avg_pool2d(features, 1).flatten(1))
 
 
 def batch(step: int) -> list[np.ndarray]:

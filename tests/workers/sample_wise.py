@@ -32,9 +32,7 @@ class Network(nn.Layer):
         super().__init__()
         self.shape = shape
         self.conv, self.again = nn.Conv2D(3, CHANNELS, 3, padding=1), nn.Conv2D(CHANNELS, CHANNELS, 3, padding=1)
-        self.inner, self.alpha = nn.InstanceNorm2D(CHANNELS), nn.PReLU(CHANNELS)
-        self.lstm, self.gru = nn.LSTM(3 * SIZE, CHANNELS), nn.GRU(3 * SIZE, CHANNELS, direction="bidirect")
-        self.head, self.sequences = nn.Linear(CHANNELS, 1), nn.Linear(2 * CHANNELS, 1)
+        self.head = nn.Linear(CHANNELS, 1)
 
     def features(self, x: Any) -> Any:
         return F.relu(self.conv(x))
@@ -47,11 +45,6 @@ def pooled(n: Network, x: Any) -> Any:
     return n.head(x.mean([2, 3]))
 
 
-def rows(x: Any) -> Any:
-    """Images as sequences of their rows."""
-    return x.transpose([0, 2, 1, 3]).flatten(2)
-
-
 SHAPES: dict[str, Shape] = {
     "max pool": lambda n, x: n.head(F.max_pool2d(n.features(x), SIZE).flatten(1)),
     "average pool": lambda n, x: pooled(n, F.avg_pool2d(n.features(x), 2)),
@@ -60,16 +53,12 @@ SHAPES: dict[str, Shape] = {
     "bilinear": lambda n, x: pooled(n, n.again(F.interpolate(n.features(x), scale_factor=2, mode="bilinear"))),
     "nearest": lambda n, x: pooled(n, n.again(F.interpolate(n.features(x), size=[12, 12], mode="nearest"))),
     "pixel shuffle": lambda n, x: F.pixel_shuffle(n.features(x), 2).mean([1, 2, 3]).unsqueeze(-1),
-    "instance norm": lambda n, x: pooled(n, n.again(n.inner(n.features(x)))),
-    "prelu": lambda n, x: pooled(n, n.alpha(n.conv(x))),
     "padding": lambda n, x: pooled(n, F.pad(n.features(x), [1, 1, 1, 1], mode="reflect")),
     "unfold": lambda n, x: F.unfold(n.features(x), 2).square().mean([1, 2]).unsqueeze(-1),
     "greatest": lambda n, x: (
         pooled(n, n.features(x)) * n.features(x).argmax(axis=1).astype("float32").mean([1, 2]).unsqueeze(-1)
     ),
     "einsum": lambda n, x: paddle.einsum("bchw,cd->bd", n.features(x), n.head.weight.expand([CHANNELS, 2])).mean(-1, True),
-    "lstm": lambda n, x: n.head(n.lstm(rows(x))[0].mean(1)),
-    "gru": lambda n, x: n.sequences(n.gru(rows(x))[0].mean(1)),
 }
 
 

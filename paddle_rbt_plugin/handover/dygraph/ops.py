@@ -38,7 +38,8 @@ from paddle_rbt_plugin.completion.forms import Form, sharded_form
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.graph.names import CanonicalName
 from paddle_rbt_plugin.graph.pir import dtype_name
-from paddle_rbt_plugin.graph.rewrite import Step, steps_for
+from paddle_rbt_plugin.graph.rewrite import steps_for
+from paddle_rbt_plugin.graph.steps import Step
 from paddle_rbt_plugin.handover.dygraph import whole_operands
 from paddle_rbt_plugin.handover.dygraph.local_tensors import (
     from_local,
@@ -302,7 +303,7 @@ def _rewritten(type_: str, x: Any, shape: Sequence[int], **attrs: Any) -> Any:
     """What ``graph.rewrite`` makes of an op on a sharded activation."""
     if _mesh_of(x) is None or x.is_leaf or not any(p.is_shard() for p in x.placements):
         return None
-    steps = steps_for(type_, tuple(x.shape), tuple(shape), attrs, dtype_name(x.dtype))
+    steps = steps_for(type_, ["var"], [tuple(x.shape)], tuple(shape), attrs, dtype_name(x.dtype))
     return _run(steps, x) if steps else None
 
 

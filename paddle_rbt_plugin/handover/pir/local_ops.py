@@ -13,6 +13,7 @@ from paddle_rbt_plugin.completion.distributed_ops import call_op, placement_of, 
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.completion.question import Question
 from paddle_rbt_plugin.completion.sample_wise import local_placements
+from paddle_rbt_plugin.graph.pir import argument_kinds
 from paddle_rbt_plugin.handover.shared.conversion import paddle_mesh, paddle_placements
 from paddle_rbt_plugin.handover.shared.custom_ops import LocalForm, operand_of
 
@@ -22,14 +23,20 @@ def build_sample_wise(
 ) -> tuple[list[Any], list[Any]]:
     """Builds again an op that treats samples one by one, on its distributed inputs by slot. ``op`` is the one in the serial
     program. Returns the ops built and the results."""
-    described = tuple((slot, tuple(operand_of(v, placement_of(v)) for v in of)) for slot, of in inputs.items())
+    kinds = argument_kinds(op.name())
+    constants = {slot: of for slot, of in inputs.items() if kinds.get(slot) == "constant"}
+    tensors = {slot: of for slot, of in inputs.items() if slot not in constants}
+    described = tuple((slot, tuple(operand_of(v, placement_of(v)) for v in of)) for slot, of in tensors.items())
     results = [v for r in op.results() for v in result_tensors(r)]
     where = local_placements(
         Question(name, tuple(attrs.items()), described), slots_of_results(op), [len(v.shape) for v in results]
     )
     needs, gradients, made = (spelt(some, mesh) for some in (where.needs, where.gradients, where.results))
     form = LocalForm(needs, gradients, made)
-    return build_on_local_tensors(form, inputs, paddle_mesh(mesh), lambda local: call_op(name, attrs.items(), local))
+    read = [not v.use_empty() for v in results]
+    return build_on_local_tensors(
+        form, tensors, paddle_mesh(mesh), lambda local: call_op(name, attrs.items(), {**constants, **local}), read
+    )
 
 
 def build_on_local_tensors(
@@ -37,9 +44,11 @@ def build_on_local_tensors(
     inputs: Mapping[str, Sequence[Any]],
     target: Any,
     make: Callable[[Mapping[str, list[Any]]], Sequence[Any]],
+    read: Sequence[bool] | None = None,
 ) -> tuple[list[Any], list[Any]]:
     """Builds an op on the local tensors of distributed inputs by slot; ``make`` builds it and returns its results, and
-    ``target`` is the mesh as Paddle's own. Returns the ops built and the results, which are distributed."""
+    ``target`` is the mesh as Paddle's own. Returns the ops built and the results. Those that are ``read``, by default all, are
+    distributed; the scratch space of a kernel is not, and has no size that could be."""
     built: list[Any] = []
 
     def keep(value: Any) -> Any:
@@ -55,9 +64,13 @@ def build_on_local_tensors(
 
     made = make({slot: [local(value) for value in of] for slot, of in inputs.items()})
     built.append(producer_of(made[0]))
-    whole = [keep(paddle._C_ops.dtensor_from_local(v, target, p)) for v, p in zip(made, form.results, strict=True)]
-    # Another reshard brings their gradients to where they lie.
-    return built, [keep(paddle._C_ops.reshard(v, target, p)) for v, p in zip(whole, form.results, strict=True)]
+
+    def distributed(value: Any, placements: Any) -> Any:
+        whole = keep(paddle._C_ops.dtensor_from_local(value, target, placements))
+        return keep(paddle._C_ops.reshard(whole, target, placements))  # it brings the gradient to where the value lies
+
+    is_read = read or [True] * len(made)
+    return built, [distributed(v, p) if r else v for v, p, r in zip(made, form.results, is_read, strict=True)]
 
 
 def spelt(placements: Sequence[Placement], mesh: ProcessMesh) -> tuple[Any, ...]:

@@ -135,7 +135,40 @@ def recomputed_regions_read_what_is_kept() -> Iterator[Setting]:
     yield Attribute(Pass, "get_segments", get_segments)
 
 
-_PARTITION = (averages_as_sums, shards_become_partial, recomputed_ops_draw_the_same, recomputed_regions_read_what_is_kept)
+@paddle_change(">=3.0,<3.4", permanent=_PASS_ALONE)
+def absent_operands_passed_over() -> Iterator[Setting]:
+    """Lets Paddle give distributed attributes to ops some of whose operands are absent.
+
+    Reason: it asks the op that makes each operand which is not distributed, and nothing makes one that is absent:
+    ``'NoneType' object has no attribute 'dist_attr'``. Interpolation on local tensors is such an op.
+    """
+    import paddle
+    from paddle.distributed.auto_parallel.static import mix_to_dist_pass, pir_pass
+
+    pir, original = paddle.base.libpaddle.pir, mix_to_dist_pass._complete_op_dist_attr
+
+    @functools.wraps(original)
+    def complete(program: Any, block: Any = None) -> None:
+        ops = (block or program.global_block()).ops
+        mesh = next((op.dist_attr.process_mesh for op in ops if op.dist_attr is not None), None)
+        for op in ops if mesh is not None else ():
+            operands = op.operands_source()
+            if op.dist_attr is None and not all(map(is_present, operands)):
+                nothing = [pir.Attribute()]
+                op.dist_attr = pir.create_op_dist_attribute(mesh, nothing * len(operands), nothing * len(op.results()))
+        original(program, block)
+
+    for module in (mix_to_dist_pass, pir_pass):
+        yield Attribute(module, "_complete_op_dist_attr", complete)
+
+
+_PARTITION = (
+    averages_as_sums,
+    shards_become_partial,
+    recomputed_ops_draw_the_same,
+    recomputed_regions_read_what_is_kept,
+    absent_operands_passed_over,
+)
 
 
 def install_for_pass_alone() -> None:

@@ -15,7 +15,7 @@ from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.distributed_ops import finished, placement_of, set_placement
 from paddle_rbt_plugin.completion.forms import FORMS
 from paddle_rbt_plugin.completion.placement import Placement
-from paddle_rbt_plugin.completion.sample_wise import SAMPLE_WISE
+from paddle_rbt_plugin.completion.sample_wise import PLANNED_ONLY, SAMPLE_WISE
 from paddle_rbt_plugin.completion.synchronised import BATCH_NORM, shards_samples
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.names import CanonicalName
@@ -67,7 +67,8 @@ class Annotation:
         # Names first: the container that splits a list result goes with its op, and must not be touched afterwards.
         self.ops = [(op.name(), op) for op in program.global_block().ops]
         custom = any(name.startswith(PREFIX) for name, _ in self.ops)
-        local = custom or any(_may_run_locally(name) for name, _ in self.ops)
+        # An op that reads a value which is not distributed distributes all of the program, which einsum does not survive.
+        local = custom or any(_needs_all_placed(name) for name, _ in self.ops)
         self.custom_ops: Mapping[str, CanonicalName] | None = (
             (load_plugins(blocked).op_names if custom else {}) if local else None
         )
@@ -124,7 +125,7 @@ def rebuild(
 
     Raises UnsupportedProgram for an op that cannot be built again."""
     built, results = build_again(op, operands_by_slot(op), mesh, forms, seeds, custom_ops)
-    for old_result, new_result in zip(results_of(op), results, strict=True):
+    for old_result, new_result in zip(results_of(op), results, strict=False):  # nothing reads what einsum makes besides
         old_result.replace_all_uses_with(new_result)
     erase(op)
     return built, results
@@ -163,6 +164,11 @@ def build_again(
             f"the op {name!r}, which runs on local tensors, cannot be handed over to pipeline stages; restrict the search to "
             "pp 1"
         )
+    if name in PLANNED_ONLY:
+        raise UnsupportedProgram(
+            f"Paddle cannot train {name!r} in distributed static programs, since it loses gradients of its weights; train the "
+            "model in dygraph with plan.shard_layer"
+        )
     if op.name().startswith(PREFIX):
         assert custom_ops is not None
         built, results = build_custom_op(name, plain_attrs(op), inputs, mesh, paddle_mesh(mesh), custom_ops)
@@ -181,9 +187,9 @@ def build_again(
     return built, [finished(value) for value in results]
 
 
-def _may_run_locally(name: str) -> bool:
-    name = name.removeprefix("pd_op.").removesuffix("_")
-    return name in SAMPLE_WISE or name == BATCH_NORM
+def _needs_all_placed(name: str) -> bool:
+    """Whether a program with such an op must hold no value that is not distributed, except local tensors."""
+    return name.removeprefix("pd_op.").removesuffix("_") in (*SAMPLE_WISE, BATCH_NORM, "einsum")
 
 
 def mark_like(op: Any, built: Sequence[Any], results: Sequence[Any], recomputed: bool = True) -> None:
@@ -195,9 +201,10 @@ def mark_like(op: Any, built: Sequence[Any], results: Sequence[Any], recomputed:
             if recomputed and op.has_attr(mark):
                 new.set_int_attr(mark, op.attrs()[mark])
         new.op_role = op.op_role
-    for old_result, new_result in zip(results_of(op), results, strict=True):
+    for old_result, new_result in zip(results_of(op), results, strict=False):
         new_result.stop_gradient = old_result.stop_gradient
-        new_result.persistable = old_result.persistable
+        if old_result.persistable:  # setting it leaves other results of the op without a value, which nobody can read then
+            new_result.persistable = True
 
 
 def erase(op: Any) -> None:

@@ -19,7 +19,8 @@ from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.graph import TensorKind
 from paddle_rbt_plugin.graph.pir import LINEAR, dtype_name
-from paddle_rbt_plugin.graph.rewrite import RULES, Step, replaces, steps_for
+from paddle_rbt_plugin.graph.rewrite import RULES, steps_for
+from paddle_rbt_plugin.graph.steps import Step
 from paddle_rbt_plugin.handover.shared.conversion import paddle_placements
 
 _KINDS: Mapping[str, TensorKind] = {"builtin.parameter": "param", "pd_op.data": "data"}
@@ -102,11 +103,12 @@ def _build(op: SerialOp, inputs: Inputs) -> list[Any]:
         total = call_op("add", (), {"x": [finished(product[0])], "y": inputs["bias"]})
         return [producer_of(product[0]), producer_of(total[0])]
     if name in RULES:
-        operand = next(values[0] for values in inputs.values())
-        if replaces(name, _KINDS.get(operand.get_defining_op().name(), "var")):
-            steps = steps_for(name, tuple(operand.shape), tuple(op.result.shape), attrs, dtype_name(operand.dtype))
-            if steps:
-                return _build_steps(steps, operand)
+        operands = [value for values in inputs.values() for value in values]
+        kinds = [_KINDS.get(value.get_defining_op().name(), "var") for value in operands]
+        wholes = [tuple(value.shape) for value in operands]
+        steps = steps_for(name, kinds, wholes, tuple(op.result.shape), attrs, dtype_name(operands[0].dtype))
+        if steps:
+            return _build_steps(steps, operands)
     if name in op.forms:
         first = {slot: values[0] for slot, values in inputs.items() if values}
         shapes = {slot: tuple(value.shape) for slot, value in first.items()}
@@ -120,15 +122,15 @@ def _build(op: SerialOp, inputs: Inputs) -> list[Any]:
     return [producer_of(call_op(name, attrs.items(), inputs)[0])]
 
 
-def _build_steps(steps: Sequence[Step], operand: Any) -> list[Any]:
+def _build_steps(steps: Sequence[Step], operands: Sequence[Any]) -> list[Any]:
     values: list[Any] = []
     for step in steps:
-        inputs = {slot: [operand if ref < 0 else values[ref]] for slot, ref in step.inputs.items()}
+        inputs = {slot: [operands[-1 - ref] if ref < 0 else values[ref]] for slot, ref in step.inputs.items()}
         (value,) = call_op(step.type, step.attrs.items(), inputs)
-        value.stop_gradient = not step.inputs or operand.stop_gradient
-        if not step.inputs and operand.is_dist():
-            set_placement(value, operand.process_mesh, Placement.replicated(len(value.shape)))
-        values.append(value)
+        value.stop_gradient = all(read.stop_gradient for (read,) in inputs.values())
+        if not step.inputs and operands[0].is_dist():
+            set_placement(value, operands[0].process_mesh, Placement.replicated(len(value.shape)))
+        values.append(finished(value))
     return [producer_of(value) for value in values]
 
 

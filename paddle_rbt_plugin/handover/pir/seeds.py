@@ -15,7 +15,7 @@ import paddle
 from paddle_rbt_plugin.completion.distributed_ops import call_op, placement_of, producer_of, set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.graph.pir import plain_attrs
-from paddle_rbt_plugin.graph.random_ops import SEED_OP, SEED_OPERANDS, STREAM_ATTRIBUTES, canonical, draws_whole
+from paddle_rbt_plugin.graph.random_ops import DEVICE_OPS, SEED_OP, SEED_OPERANDS, STREAM_ATTRIBUTES, canonical, draws_whole
 from paddle_rbt_plugin.handover.pir.rewrite import Inputs, SerialOp, build_op, rank_on
 from paddle_rbt_plugin.handover.shared.conversion import paddle_mesh
 from paddle_rbt_plugin.handover.shared.random_streams import PREFIX, coordinates, hashed, register, stream_name
@@ -89,7 +89,7 @@ def stream_names(program: Any) -> tuple[str, ...]:
 def draws_from_device(program: Any) -> bool:
     """Whether any op of a program draws from the generator of the device."""
     ops = ((op.name().removeprefix("pd_op."), op) for op in program.global_block().ops)
-    return any(draws_whole(type_, plain_attrs(op)) for type_, op in ops)
+    return any(canonical(type_) in DEVICE_OPS and draws_whole(type_, plain_attrs(op)) for type_, op in ops)
 
 
 def register_streams(program: Any, seed: int) -> None:
