@@ -10,15 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paddle_rbt_plugin.spelling import counted, spell_degrees
+from paddle_rbt_plugin.spelling import counted, spell_degrees, spell_seconds
 
 _NOT_APPLIED = "recommended, not applied: "
-
-_INSTEAD = {
-    "batch_norm": ". Its statistics are those of the whole batch, as in serial training, and what follows is computed whole "
-    "until something divides it again; nn.GroupNorm and nn.LayerNorm leave the batch divided"
-}
-"""What to know about an op that Paddle has no sharding rule for, and what to use instead."""
 
 _UNDONE: dict[str, Callable[..., str]] = {
     "ways": lambda left, total: f"not tried: {left} of {counted(total, 'way')} to use the devices",
@@ -81,7 +75,10 @@ _WORDS: dict[str, Callable[..., str]] = {
     "rewritten": lambda count, op, form: f"rewritten to keep shardings: {count} {op} as {form}",
     "no_rule": lambda count, op: (
         f"Paddle has no sharding rule for {count} {op}: its operands are gathered, and it is costed as the bytes that it moves"
-        + _INSTEAD.get(op, "")
+    ),
+    "other_batch": lambda devices, batch, other, now_s, then_s: (
+        f"{counted(devices, 'replica')} cannot share the global batch of {batch}; with {other}, a sample would take "
+        f"{spell_seconds(then_s)} instead of {spell_seconds(now_s)}"
     ),
     "incomplete": lambda pattern: f"pattern {pattern}: its search was cut short, matches may be missing",
     "failed": lambda pattern, error: f"pattern {pattern}: left out, it raised {error}",

@@ -117,9 +117,9 @@ def test_more_devices_than_anything_divides_names_what_divides() -> None:
 def test_a_model_that_does_not_fit_names_the_nearest_candidate_and_what_it_lacks() -> None:
     with pytest.raises(NoFeasiblePlan, match=r"nearest candidate, pp . x dp . x mp .*needs .* GiB, .* more than the 14.4 GiB"):
         run_o1(search_of("1x2:V100-16G", layers=12, wide=True))
-    with pytest.raises(NoFeasiblePlan, match=r"use more or larger devices, or leave recompute out of search_space$"):
+    with pytest.raises(NoFeasiblePlan, match=r"1x4:V100-16G is enough\), or leave recompute out of search_space$"):
         run_o1(search_of("1x2:V100-16G", layers=12, wide=True, recompute="none"))
-    with pytest.raises(NoFeasiblePlan, match=r"use more or larger devices$"):
+    with pytest.raises(NoFeasiblePlan, match=r"use more or larger devices \(1x4:V100-16G is enough\)$"):
         run_o1(search_of("1x2:V100-16G", layers=12, wide=True))
 
 

@@ -38,6 +38,7 @@ _ASKING = (
         "oracle.py",
         "operands.py",
         "sample_wise.py",
+        "synchronised.py",
         "placement.py",
         "answers.py",
     ),

@@ -20,6 +20,7 @@ from paddle_rbt_plugin.completion.oracle import Oracle
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.completion.question import Operand, Question
 from paddle_rbt_plugin.completion.rules import RuleOracle
+from paddle_rbt_plugin.completion.synchronised import BATCH_NORM, SUMS, sums_statistics
 from paddle_rbt_plugin.completion.work import Collective, Kernel, Phase, Value
 from paddle_rbt_plugin.graph import Graph, Op
 
@@ -143,6 +144,7 @@ class Kernels:
             collectives += self.changes(outputs[-1], product.kept, "forward")
         if form.axis is not None:  # its loss is its last result
             collectives += [Collective("all_reduce", form.axis, outputs[-1], "forward")] * LOSS_REDUCTIONS
+        collectives += self._summed_statistics(op, "forward")
         return Kernel(built.type, "forward", tuple(inputs), tuple(outputs), tuple(collectives), op.attrs)
 
     def backward(self, op: Op, gradients: Gradients, saved: Saved) -> list[Kernel]:
@@ -165,6 +167,7 @@ class Kernels:
                     finished += self.changes(self.gradient(t, total), target, "backward")
                     total = target
             arriving.append(total)
+        finished += self._summed_statistics(op, "backward")
         done: set[tuple[Source, Placement]] = set()
         for built in self.oracle.backward(self._question(op, self._form(op), tuple(arriving))):
             for use in built.uses:
@@ -186,6 +189,16 @@ class Kernels:
             saved.setdefault((tensor, use.need), self.value(tensor, use.need)._replace(kind="var"))
         elif self.graph.tensors[tensor].kind != "param":
             saved.setdefault((tensor, use.have), self.value(tensor))
+
+    def _summed_statistics(self, op: Op, phase: Phase) -> list[Collective]:
+        """What a batch norm of a sharded batch sums over the ranks."""
+        if op.type != BATCH_NORM or not sums_statistics(op.type, op.attrs, [self.placements[t] for t in op.operands]):
+            return []
+        samples, mean = op.operands[:2]
+        axis = self.mesh.axes[self.placements[samples].dims_mapping[0]]
+        (channels,) = self.graph.tensors[mean].shape
+        sums = self.value(mean)._replace(shape=(SUMS * channels,), kind="var")
+        return [Collective("all_reduce", axis, sums, phase)]
 
     def summed(self, tensor: int, placements: Sequence[Placement]) -> tuple[Placement, list[Kernel]]:
         """The gradient of a tensor that several ops read is the sum of what they send."""

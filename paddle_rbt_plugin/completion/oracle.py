@@ -18,6 +18,7 @@ from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.completion.question import HALF, Question
 from paddle_rbt_plugin.completion.sample_wise import SAMPLE_WISE, laid, local_placements
 from paddle_rbt_plugin.completion.scratch import ScratchPrograms
+from paddle_rbt_plugin.completion.synchronised import BATCH_NORM, batch_norm_placements, shards_samples
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.random_ops import draws_whole
 
@@ -65,7 +66,7 @@ class Oracle:
             equation = dict(question.attrs)["equation"]
             raise UnsupportedProgram(f"Paddle cannot shard einsum({equation!r}); write it with matmul, sum and transpose")
         try:
-            answer = self._on_local_tensors(question) if question.op in SAMPLE_WISE else self._distributed(question)
+            answer = self._on_local_tensors(question) if _is_local(question) else self._distributed(question)
         except UnsupportedProgram as error:
             if self._remembered:
                 self._remembered.keep(question, error)
@@ -78,8 +79,11 @@ class Oracle:
         """The answer for an op that each rank runs on its own samples."""
         whole = question.whole
         forward = self._build(whole.forward, self._undistributed)
-        slots = self._undistributed.result_slots(whole.forward)
-        where = local_placements(question, slots, [len(product.shape) for product in forward[0].products])
+        dims = [len(product.shape) for product in forward[0].products]
+        if question.op == BATCH_NORM:
+            where = batch_norm_placements(dict(question.attrs), question.operands, dims)
+        else:
+            where = local_placements(question, self._undistributed.result_slots(whole.forward), dims)
         dense = forward if question.gradients is None else self._build(whole, self._undistributed)
         return laid(dense, question, where)
 
@@ -137,3 +141,8 @@ class Oracle:
                 f"Paddle cannot build {question.op!r} on inputs of shape {shapes} placed as "
                 f"{[o.placement.dims_mapping for o in question.operands]}: {str(error).strip().splitlines()[-1]}"
             ) from error
+
+
+def _is_local(question: Question) -> bool:
+    """Whether each rank runs the op on its own samples."""
+    return question.op in SAMPLE_WISE or shards_samples(question.op, [o.placement for o in question.operands])

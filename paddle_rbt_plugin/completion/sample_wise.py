@@ -43,6 +43,7 @@ SAMPLE_WISE: Mapping[str, SampleWise] = {
         ("linear_interp", "bilinear_interp", "bicubic_interp", "nearest_interp", "trilinear_interp"),
         _first("x", results=("output",)),
     ),
+    **dict.fromkeys(("hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "relu6"), _IMAGES),
     "instance_norm": _first("x", results=("y", "saved_mean", "saved_variance")),
     "grid_sample": _first("x", "grid"),
     "affine_grid": _first("input", results=("output",)),

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paddle_rbt_plugin.cluster import ProcessMesh
+from paddle_rbt_plugin.completion.synchronised import BACKWARD_TRAFFIC, FORWARD_TRAFFIC, sums_statistics
 from paddle_rbt_plugin.completion.work import Kernel
 from paddle_rbt_plugin.cost.attention import AttentionCore
 from paddle_rbt_plugin.cost.constants import Constants
@@ -249,6 +250,13 @@ def _convolution(kernel: Kernel, columns: Columns) -> _Factors:
     return _Factors(groups, groups, positions, channels, filters, lone=False)
 
 
+def _times_moved(kernel: Kernel, type: str) -> float:
+    """How often an op reads and writes what it needs: more than once where it is several ops."""
+    if not sums_statistics(type, kernel.attrs, [v.placement for v in kernel.inputs[:1]]):
+        return 1.0
+    return FORWARD_TRAFFIC if type == kernel.type else BACKWARD_TRAFFIC
+
+
 def _moved(kernel: Kernel, traffic: Traffic, columns: Columns) -> list[Term]:
     """What an op reads and writes in device memory."""
     type = forward_type(kernel.type)
@@ -265,4 +273,5 @@ def _moved(kernel: Kernel, traffic: Traffic, columns: Columns) -> list[Term]:
     if type in MATMULS:
         again = kernel.inputs[-1:] if len(kernel.outputs) > 1 else ()  # both products of a gradient read it
         return [Term(columns[v], stored=False) for v in (*moved, *again)]
-    return [Term(columns[v]) for v in moved]
+    times = _times_moved(kernel, type)
+    return [Term(columns[v], times) for v in moved]

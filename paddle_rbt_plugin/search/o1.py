@@ -19,6 +19,7 @@ import numpy as np
 from paddle_rbt_plugin.cost.candidate import Candidate
 from paddle_rbt_plugin.errors import NoFeasiblePlan
 from paddle_rbt_plugin.notes import Note, distinct
+from paddle_rbt_plugin.search.advice import enough_devices, other_batch
 from paddle_rbt_plugin.search.bounds import Fitting, ascending
 from paddle_rbt_plugin.search.diagnosis import ignored
 from paddle_rbt_plugin.search.rejections import Reason, Rejected
@@ -56,11 +57,19 @@ def run_o1(search: Search) -> SearchResult:
         best, asked = ask_all(search, fitting, misses, KEPT)
     rejected += misses.rejected()
     if not best:
-        raise NoFeasiblePlan(explain_failure(search.cluster, search.space, rejected))
+        enough = enough_devices(search, _anything_fits) if any(r.missing_bytes > 0 for r in rejected) else None
+        raise NoFeasiblePlan(explain_failure(search.cluster, search.space, rejected, enough))
     feasible = tuple(ranked(best.values(), search.resolution))
     winner = feasible[0]
-    notes = distinct(search.deadline.stopped, asked, ignored(search.space, search.training.mode == "train"))
+    notes = distinct(
+        search.deadline.stopped, asked, ignored(search.space, search.training.mode == "train"), other_batch(search, winner)
+    )
     return SearchResult(winner, search.completion(winner.candidate), feasible, tuple(rejected), considered, notes)
+
+
+def _anything_fits(search: Search) -> bool:
+    found, _ = ways(search.analysis, search.cluster, search.training, search.space)
+    return any(_bound(search, degrees, Misses())[0] for degrees in found)
 
 
 def _bound(search: Search, degrees: Degrees, misses: Misses) -> tuple[list[Fitting], int, list[Rejected]]:

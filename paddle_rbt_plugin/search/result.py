@@ -107,8 +107,9 @@ def _short_of_memory(bound: Bound) -> Reason:
     return reason("memory", missing_bytes=missing, peak_bytes=peak, limit_bytes=limit, device=bound.device)
 
 
-def explain_failure(cluster: Cluster, space: SearchSpace, rejected: Sequence[Rejected]) -> str:
-    """Why nothing can run: the nearest candidate and by how much it misses, or what rules each factorisation out."""
+def explain_failure(cluster: Cluster, space: SearchSpace, rejected: Sequence[Rejected], enough: Cluster | None = None) -> str:
+    """Why nothing can run: the nearest candidate and by how much it misses, or what rules each factorisation out. ``enough`` is
+    a cluster on which something fits."""
     short_of_memory = [r for r in rejected if r.missing_bytes > 0]
     if short_of_memory:
         nearest = min(short_of_memory, key=lambda r: r.missing_bytes)
@@ -117,6 +118,7 @@ def explain_failure(cluster: Cluster, space: SearchSpace, rejected: Sequence[Rej
         return (
             f"no plan fits the memory of {cluster}: the nearest candidate, {spell_candidate(nearest.candidate)}, "
             f"{nearest.reason}; use more or larger devices"
+            + (f" ({enough} is enough)" if enough else "")
             + (f", or leave {', '.join(fixed)} out of search_space" if fixed else "")
         )
     devices = counted(cluster.device_count, "device")

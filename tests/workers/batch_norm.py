@@ -1,4 +1,4 @@
-"""Trains a residual convolutional network with batch norms on two replicas, and writes losses and running statistics.
+"""Trains a residual convolutional network with pooling and batch norms on two replicas, and writes losses and running statistics.
 
     python -m paddle.distributed.launch --nproc_per_node 2 --backend gloo batch_norm.py ENTRY OUT
 
@@ -18,7 +18,9 @@ import paddle
 import paddle.distributed as dist
 from paddle import nn
 from paddle.static import InputSpec
-from steps import train_as
+from steps import over_ranks, train_as
+
+import paddle_rbt_plugin as rbt
 
 BATCH, CHANNELS, STEPS = 8, 4, 3
 SPACE = {"dp": 2, "mp": 1}
@@ -44,10 +46,11 @@ class Network(nn.Layer):
     def __init__(self) -> None:
         super().__init__()
         self.stem, self.blocks = nn.Conv2D(3, CHANNELS, 3), nn.Sequential(Block(), Block())
-        self.head = nn.Linear(CHANNELS, 10)
+        self.pool, self.head = nn.MaxPool2D(2), nn.Linear(CHANNELS, 10)
 
     def forward(self, images: Any) -> Any:
-        return self.head(paddle.mean(self.blocks(self.stem(images)), [2, 3]))
+        features = self.blocks(self.pool(self.stem(images)))
+        return self.head(nn.functional.adaptive_avg_pool2d(features, 1).flatten(1))
 
 
 def batch(step: int) -> list[np.ndarray]:
@@ -60,6 +63,17 @@ def statistics(network: nn.Layer) -> dict[str, list[float]]:
     return {name: (dist.unshard_dtensor(v) if v.is_dist() else v).numpy().tolist() for name, v in sorted(states.items())}
 
 
+def evaluated(entry: str, model: Any) -> float:
+    """The loss of one more batch with the running statistics."""
+    last = batch(STEPS)
+    model.eval()
+    if entry == "to_static":
+        (parts,) = rbt.engine_plan(model).shard_dataloader([last])
+        return over_ranks(model(*parts))
+    images, labels = map(paddle.to_tensor, last)
+    return over_ranks(nn.functional.cross_entropy(model(images), labels))
+
+
 def main(entry: str, out: str) -> None:
     paddle.set_device("cpu")
     if "PADDLE_TRAINER_ID" in os.environ:
@@ -70,6 +84,8 @@ def main(entry: str, out: str) -> None:
     spec = [InputSpec([BATCH, 3, 8, 8], "float32", "images"), InputSpec([BATCH, 1], "int64", "labels")]
     model, losses = train_as(entry, network, nn.CrossEntropyLoss(), spec, SPACE, batches)
     found = {"losses": losses, "statistics": statistics(model)}
+    if entry != "dygraph":
+        found["evaluation"] = evaluated(entry, model)
     if dist.get_rank() == 0:
         Path(out).write_text(json.dumps(found))
 

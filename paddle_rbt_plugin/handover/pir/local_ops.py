@@ -31,7 +31,7 @@ def build_sample_wise(
     where = local_placements(
         Question(name, tuple(attrs.items()), described), slots_of_results(op), [len(v.shape) for v in results]
     )
-    needs, gradients, made = (_spelt(some, mesh) for some in (where.needs, where.gradients, where.results))
+    needs, gradients, made = (spelt(some, mesh) for some in (where.needs, where.gradients, where.results))
     form = LocalForm(needs, gradients, made)
     read = [not v.use_empty() for v in results]
     return build_on_local_tensors(
@@ -73,5 +73,6 @@ def build_on_local_tensors(
     return built, [distributed(v, p) if r else v for v, p, r in zip(made, form.results, is_read, strict=True)]
 
 
-def _spelt(placements: Sequence[Placement], mesh: ProcessMesh) -> tuple[Any, ...]:
+def spelt(placements: Sequence[Placement], mesh: ProcessMesh) -> tuple[Any, ...]:
+    """Placements as Paddle's classes."""
     return tuple(paddle_placements(placement, len(mesh.shape)) for placement in placements)

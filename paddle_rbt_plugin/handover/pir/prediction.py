@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion import Completion, Kernel, Placement, SegmentWork, Value, complete, reads_apart, shared_reads
+from paddle_rbt_plugin.completion.synchronised import CHANNELS_LAST, SUMS, sums_statistics
 from paddle_rbt_plugin.cost.attention import forward_cores
 from paddle_rbt_plugin.cost.compute import CONVOLUTIONS, product_flop
 from paddle_rbt_plugin.cost.memory import OPTIMIZER_STATES
@@ -153,7 +154,16 @@ def _replicas(value: Value, mesh: ProcessMesh) -> int:
 
 def _flop(kernels: Iterable[Kernel], mesh: ProcessMesh) -> float:
     compared = [kernel for kernel in kernels if forward_type(kernel.type) in PRODUCTS | CONVOLUTIONS]
-    return float(product_flop(compared, mesh).sum())
+    return float(product_flop(compared, mesh).sum()) + sum(_flop_of_statistics(kernel, mesh) for kernel in kernels)
+
+
+def _flop_of_statistics(kernel: Kernel, mesh: ProcessMesh) -> float:
+    """A batch norm of a sharded batch sums its samples by products, see ``handover.pir.batch_norm``."""
+    if not sums_statistics(forward_type(kernel.type), kernel.attrs, [v.placement for v in kernel.inputs[:1]]):
+        return 0.0
+    x = kernel.inputs[0]
+    channels = x.shape[-1 if kernel.attrs["data_format"] in CHANNELS_LAST else 1]
+    return 2.0 * SUMS * x.placement.local_shape(x.shape, mesh)[0] * channels
 
 
 def _repeated(segment: Segment, work: SegmentWork, recompute: str) -> list[Kernel]:

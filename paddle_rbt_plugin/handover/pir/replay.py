@@ -12,14 +12,16 @@ from typing import Any
 import paddle
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
-from paddle_rbt_plugin.completion.distributed_ops import finished, set_placement
+from paddle_rbt_plugin.completion.distributed_ops import finished, placement_of, set_placement
 from paddle_rbt_plugin.completion.forms import FORMS
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.completion.sample_wise import PLANNED_ONLY, SAMPLE_WISE
+from paddle_rbt_plugin.completion.synchronised import BATCH_NORM, shards_samples
 from paddle_rbt_plugin.errors import UnsupportedProgram
 from paddle_rbt_plugin.graph.names import CanonicalName
 from paddle_rbt_plugin.graph.pir import CONTAINER_OPS, RECOMPUTE_MARKS, SINK_OPS, plain_attrs
 from paddle_rbt_plugin.graph.random_ops import draws
+from paddle_rbt_plugin.handover.pir.batch_norm import build_batch_norm
 from paddle_rbt_plugin.handover.pir.custom_ops import build_custom_op
 from paddle_rbt_plugin.handover.pir.local_ops import build_sample_wise
 from paddle_rbt_plugin.handover.pir.rewrite import SerialOp, build_op
@@ -66,7 +68,7 @@ class Annotation:
         self.ops = [(op.name(), op) for op in program.global_block().ops]
         custom = any(name.startswith(PREFIX) for name, _ in self.ops)
         # An op that reads a value which is not distributed distributes all of the program, which einsum does not survive.
-        local = custom or any(name.removeprefix("pd_op.") in (*SAMPLE_WISE, "einsum") for name, _ in self.ops)
+        local = custom or any(_needs_all_placed(name) for name, _ in self.ops)
         self.custom_ops: Mapping[str, CanonicalName] | None = (
             (load_plugins(blocked).op_names if custom else {}) if local else None
         )
@@ -156,7 +158,8 @@ def build_again(
 
     Raises UnsupportedProgram for an op that cannot be built again."""
     name = op.name().split(".", 1)[1]
-    if custom_ops is None and (op.name().startswith(PREFIX) or name in SAMPLE_WISE):
+    synchronised = shards_samples(name, [placement_of(v) for of in inputs.values() for v in of])
+    if custom_ops is None and (op.name().startswith(PREFIX) or name in SAMPLE_WISE or synchronised):
         raise UnsupportedProgram(
             f"the op {name!r}, which runs on local tensors, cannot be handed over to pipeline stages; restrict the search to "
             "pp 1"
@@ -169,6 +172,8 @@ def build_again(
     if op.name().startswith(PREFIX):
         assert custom_ops is not None
         built, results = build_custom_op(name, plain_attrs(op), inputs, mesh, paddle_mesh(mesh), custom_ops)
+    elif synchronised:
+        built, results = build_batch_norm(op, plain_attrs(op), inputs, mesh)
     elif name in SAMPLE_WISE:
         built, results = build_sample_wise(op, name, plain_attrs(op), inputs, mesh)
     else:
@@ -180,6 +185,11 @@ def build_again(
         results = results_of(built[-1])
     mark_like(op, built, results, recomputed)
     return built, [finished(value) for value in results]
+
+
+def _needs_all_placed(name: str) -> bool:
+    """Whether a program with such an op must hold no value that is not distributed, except local tensors."""
+    return name.removeprefix("pd_op.").removesuffix("_") in (*SAMPLE_WISE, BATCH_NORM, "einsum")
 
 
 def mark_like(op: Any, built: Sequence[Any], results: Sequence[Any], recomputed: bool = True) -> None:

@@ -23,5 +23,13 @@ def paddle_mesh(mesh: ProcessMesh) -> Any:
 
 def paddle_placements(placement: Placement, axes: int) -> list[Any]:
     """Paddle's placements, one per mesh axis."""
-    dims = placement.dims_mapping
-    return [dist.Shard(dims.index(axis)) if axis in dims else dist.Replicate() for axis in range(axes)]
+    dims, partial = placement.dims_mapping, dict(placement.partial)
+
+    def along(axis: int) -> Any:
+        if axis in dims:
+            return dist.Shard(dims.index(axis))
+        return (
+            dist.Partial(getattr(dist.ReduceType, f"kRed{partial[axis].capitalize()}")) if axis in partial else dist.Replicate()
+        )
+
+    return [along(axis) for axis in range(axes)]
