@@ -56,11 +56,11 @@ _WORDS: dict[str, Callable[..., str]] = {
     ),
     "balanced_load": lambda mixtures, experts, room, group: (
         f"assumed: a balanced load of {_counted_mixtures(mixtures, experts)}; each takes {counted(room, 'token')} of every "
-        f"{group}. Which tokens an expert computes depends on values, so the plan is for planning: no static program has its shapes"
+        f"{group}. Which tokens an expert computes depends on values, so no static program has these shapes: the plan cannot be run"
     ),
     "balanced_branches": lambda branches: (
-        f"assumed: a balanced load of {counted(branches, 'branch', 'branches')} that depend on values, planned one by one: only "
-        "loops over equal experts that add up what each computes are stacked"
+        f"assumed: a balanced load of {counted(branches, 'branch', 'branches')} that depend on values, planned one by one: "
+        "only loops over equal experts that add up what each computes are stacked"
     ),
     "selective_recompute": lambda: (
         "recomputation of the attention cores is applied to static programs; dygraph can recompute only whole layers, as "

@@ -46,8 +46,6 @@ INSTALLED_AT_IMPORT: tuple[PaddleChange, ...] = (
 CHANGES: tuple[PaddleChange, ...] = (
     *INSTALLED_AT_IMPORT,
     # Tracing, completing and partitioning PIR programs.
-    pir.native_tracing,
-    pir.traces_record_apart,
     pir.absent_operands_passed_over,
     native.native_tracing,
     native.traces_record_apart,

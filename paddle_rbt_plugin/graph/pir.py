@@ -28,8 +28,8 @@ _BOOKKEEPING = frozenset(
     | {*RECOMPUTE_MARKS}
 )
 OF_VALUES = (
-    "rbt.tune(layer, ...) plans a Layer that chooses experts by value under a balanced load; to train it, write its experts with "
-    "stacked weights [experts, in, out] and a fixed capacity"
+    "rbt.tune(layer, ...) plans a Layer that chooses experts by value under a balanced load; to train it, write its experts "
+    "with stacked weights [experts, in, out] and a fixed capacity"
 )
 """What to do about a program that depends on values."""
 _FORWARD_ROLES = (-1, 0, 256)  # unset, OpRole.Forward, OpRole.Forward | OpRole.Loss
@@ -110,8 +110,8 @@ class Reader:
         if any(n < 0 for n in shape):
             raise UnsupportedProgram(
                 f"tensor {name!r} has the dynamic shape {list(shape)}; give every dimension of the input_spec a size, "
-                "the batch dimension included. A program with shapes that depend on values, as of masked_select or of the tokens "
-                "that a router sends to an expert, can be neither planned nor handed over; " + OF_VALUES
+                "the batch dimension included. A program with shapes that depend on values, as of masked_select or of the "
+                "tokens that a router sends to an expert, can be neither planned nor handed over; " + OF_VALUES
             )
         index = len(self.tensors)
         self.tensors.append(

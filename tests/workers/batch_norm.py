@@ -1,4 +1,4 @@
-"""Trains a residual convolutional network with pooling and batch norms on two replicas, and writes losses and running statistics.
+"""Trains a residual network with pooling and batch norms on two replicas, and writes losses and running statistics.
 
     python -m paddle.distributed.launch --nproc_per_node 2 --backend gloo batch_norm.py ENTRY OUT
 

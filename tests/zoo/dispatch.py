@@ -69,7 +69,7 @@ class SortedSplit(ListedExperts):
         order = paddle.argsort(flat)
         counts = paddle.bincount(flat, minlength=EXPERTS).tolist()
         sent = paddle.split(tokens[order // CHOSEN], counts)
-        back = paddle.concat([expert(part) for expert, part in zip(self.each, sent)])
+        back = paddle.concat([expert(part) for expert, part in zip(self.each, sent, strict=True)])
         back = back * weights.flatten()[order].unsqueeze(-1)
         return paddle.zeros_like(tokens).index_add(order // CHOSEN, 0, back)
 

@@ -102,7 +102,7 @@ def flags_of_devices_are_off() -> Iterator[Setting]:
 
     @functools.wraps(original)
     def get_flags(flags: Any) -> dict[str, Any]:
-        found = {}
+        found: dict[str, Any] = {}
         for name in [flags] if isinstance(flags, str) else flags:
             try:
                 found |= original(name)
@@ -296,7 +296,7 @@ def cause_of(error: BaseException) -> str:
     text = error_message(error)
     text = text.rpartition("Error Message Summary:")[2]
     lines = [line.strip() for line in text.strip(" -\n").splitlines()]
-    told = []
+    told: list[str] = []
     for line in lines:
         if line.startswith(("In transformed code", "File ", "---", ">>>", "If you haven't", "There are two", "[operator <")):
             if told:
