@@ -69,7 +69,7 @@ def test_a_norm_of_a_divided_batch_moves_more_than_that_of_a_whole_one() -> None
 
     whole = ProcessMesh(("mp",), (2,), (0, 1))
     for phase, times in (("forward", FORWARD_TRAFFIC), ("backward", BACKWARD_TRAFFIC)):
-        assert moved(DP2, phase) == pytest.approx(times * moved(whole, phase) / 2, rel=0.05)
+        assert moved(DP2, phase) == pytest.approx(times * moved(whole, phase) / 2, rel=0.1)
 
 
 def test_the_running_statistics_are_changed_in_place() -> None:
