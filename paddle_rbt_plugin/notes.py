@@ -56,7 +56,7 @@ _WORDS: dict[str, Callable[..., str]] = {
     ),
     "balanced_load": lambda mixtures, experts, room, group: (
         f"assumed: a balanced load of {_counted_mixtures(mixtures, experts)}; each takes {counted(room, 'token')} of every "
-        f"{group}. Which tokens an expert computes depends on values, so no static program has these shapes: the plan cannot be run"
+        f"{group}. Which tokens an expert computes depends on values, so no static program has these shapes to run it"
     ),
     "balanced_branches": lambda branches: (
         f"assumed: a balanced load of {counted(branches, 'branch', 'branches')} that depend on values, planned one by one: "

@@ -145,7 +145,7 @@ def traces_record_apart() -> None:
             super().forward(x)
             raise ValueError("not finished")
 
-    from paddle_rbt_plugin.handover.pir.patches import trace_records
+    from paddle_rbt_plugin.handover.pir.native import trace_records
 
     records = trace_records()._global_parameter_recorder
     try:
@@ -172,6 +172,41 @@ def native_tracing() -> None:
     spec = [InputSpec([2, 4], "float32", "x")]
     assert paddle.jit.to_static(layer.forward, full_graph=True, input_spec=spec).concrete_program is not None
     assert layer.files and __file__ not in layer.files  # what is transcribed lies in a file of its own
+
+
+def errors_as_raised() -> None:
+    class Failing(nn.Layer):
+        def forward(self, x: Any) -> Any:
+            raise ValueError("as raised")
+
+    paddle.disable_static()
+    spec = [InputSpec([2, 4], "float32", "x")]
+    layer = Failing()
+    with pytest.raises(ValueError) as raised:
+        assert paddle.jit.to_static(layer.forward, full_graph=True, input_spec=spec).concrete_program
+    assert "In transformed code" in str(raised.value)
+
+
+def values_are_viewed() -> None:
+    with new_program(), pytest.raises(AssertionError, match="dynamic graph mode"):
+        paddle.view(paddle.static.data("x", [2, 4], "float32"), [4, 2])
+
+
+def flags_of_devices_are_off() -> None:
+    with pytest.raises(ValueError, match="FLAGS_cudnn_deterministic"):
+        paddle.get_flags("FLAGS_cudnn_deterministic")
+
+
+def values_as_balanced() -> None:
+    with new_program(), pytest.raises((TypeError, ValueError, RuntimeError)):
+        int(paddle.static.data("x", [1], "int64"))
+
+
+def engines_trace_natively() -> None:
+    layer = Calling()
+    layer.weight = layer.create_parameter([1])
+    prepare(engine(lambda out, y: out.mean(), layer))
+    assert layer.files and __file__ not in layer.files
 
 
 class Calling(nn.Layer):

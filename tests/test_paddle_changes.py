@@ -20,7 +20,7 @@ import paddle_rbt_plugin
 from paddle_rbt_plugin.completion.distributed_ops import set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.errors import TunerError
-from paddle_rbt_plugin.handover.pir import patches, seeds
+from paddle_rbt_plugin.handover.pir import native, patches, seeds
 from paddle_rbt_plugin.handover.shared import gloo
 from paddle_rbt_plugin.paddle_changes import CHANGES, INSTALLED_AT_IMPORT
 from paddle_rbt_plugin.patching import PaddleChange
@@ -80,12 +80,12 @@ def test_importing_the_package_makes_no_other_changes() -> None:
 def test_what_stays_says_why_and_a_scope_cannot_be_installed() -> None:
     assert all(change.permanent for change in INSTALLED_AT_IMPORT)
     with pytest.raises(ValueError, match="is a scope"):
-        patches.native_tracing.install()
+        native.native_tracing.install()
 
 
 def test_a_scope_puts_back_what_it_replaces_even_after_an_error_and_nests() -> None:
     original = dy2static.Call
-    with pytest.raises(ZeroDivisionError), patches.native_tracing.apply(), patches.native_tracing.apply():
+    with pytest.raises(ZeroDivisionError), native.native_tracing.apply(), native.native_tracing.apply():
         assert dy2static.Call is not original
         raise ZeroDivisionError
     assert dy2static.Call is original

@@ -12,7 +12,7 @@ from paddle.static import InputSpec
 
 from paddle_rbt_plugin.errors import TunerError, UnsupportedProgram
 from paddle_rbt_plugin.graph import Batch
-from paddle_rbt_plugin.handover.pir.patches import trace_records
+from paddle_rbt_plugin.handover.pir.native import trace_records
 from paddle_rbt_plugin.handover.pir.trace import trace_layer, with_batch
 
 

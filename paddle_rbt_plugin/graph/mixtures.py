@@ -1,9 +1,9 @@
 """Experts that are computed one by one, each on the tokens that chose it, as the mixture that they are.
 
 A traced loop over experts is a chain of branches: tokens are gathered at coordinates that depend on the router's choice, pass
-an expert, and are added to the result at the same coordinates. ``fold_mixtures`` replaces the branches by one, whose weights are
-stacked, [experts, in, out], and which exchanges tokens as GShard does (arXiv 2006.16668, section 2.2): by products with one-hot
-matrices, for each group of tokens. Patterns match it and completion divides it like experts that are written that way.
+an expert, and are added to the result at the same coordinates. ``fold_mixtures`` replaces the branches by one, whose weights
+are stacked, [experts, in, out], and which exchanges tokens as GShard does (arXiv 2006.16668, section 2.2): by products with
+one-hot matrices, for each group of tokens. Patterns match it and completion divides it like experts that are written that way.
 
 The result says what the model computes if the load is balanced. It is a graph for planning, for which there is no program.
 """
@@ -577,8 +577,8 @@ _BY_ELEMENT = frozenset(
 _LAST_AXIS = frozenset({"layer_norm", "rms_norm"})
 _AXES = {
     "split_with_num": "axis", "split": "axis", "concat": "axis", "softmax": "axis", "sum": "axis", "mean": "axis",
-    "max": "axis", "min": "axis", "unsqueeze": "axis", "squeeze": "axis", "slice": "axes", "strided_slice": "axes", "transpose": "perm",
-    "stack": "axis", "cumsum": "axis",
+    "max": "axis", "min": "axis", "unsqueeze": "axis", "squeeze": "axis", "slice": "axes", "strided_slice": "axes",
+    "transpose": "perm", "stack": "axis", "cumsum": "axis",
 }  # fmt: skip
 
 

@@ -242,6 +242,7 @@ def engines_trace_natively() -> Iterator[Setting]:
             raise
         except (Exception, SystemExit) as error:  # the model's own Python may raise anything
             native_error = error
+        helper.build_info.states[mode] = False  # it counts as built since it was begun
         proxy.__dict__.pop(name, None)
         if before is not None:
             vars(proxy)[name] = before
