@@ -18,6 +18,10 @@ Place = Literal["block", "before", "after"]
 MODEL_AXES = frozenset({"mp", "ep"})
 
 
+_SHOWN = 3
+"""How many names are written out."""
+
+
 @dataclass(frozen=True)
 class Covered:
     """One parameter."""
@@ -57,8 +61,9 @@ class Coverage:
             if pattern:
                 lines.append(f"{pattern}: {many}, whole on purpose")
             else:
-                names = ", ".join(c.tensor.structured_name or c.tensor.name for c in params)
-                lines.append(f"no pattern: {many} ({names})")
+                names = [c.tensor.structured_name or c.tensor.name for c in params]
+                shown = [*names[:_SHOWN], *([f"and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])]
+                lines.append(f"no pattern: {many} ({', '.join(shown)})")
         return tuple(lines)
 
 
