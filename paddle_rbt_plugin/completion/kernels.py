@@ -198,7 +198,7 @@ class Kernels:
         axis = self.mesh.axes[self.placements[samples].dims_mapping[0]]
         (channels,) = self.graph.tensors[mean].shape
         sums = self.value(mean)._replace(shape=(SUMS * channels,), kind="var")
-        return [Collective("all_reduce", axis, sums, phase)]
+        return [Collective("all_reduce", axis, sums, phase)] if self.mesh.degree(axis) > 1 else []
 
     def summed(self, tensor: int, placements: Sequence[Placement]) -> tuple[Placement, list[Kernel]]:
         """The gradient of a tensor that several ops read is the sum of what they send."""
