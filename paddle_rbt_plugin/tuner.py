@@ -55,10 +55,11 @@ def _searched(graph: Graph, request: Request) -> Plan:
     if settings.save_path is not None:
         check_writable(settings.save_path)
     plugins = load_plugins(settings.blocked_plugins)
-    remembered = RememberedPlan(cache_folder(settings.cache), graph, request, plugins)
+    folder = cache_folder(settings.cache)
+    remembered = RememberedPlan(folder, graph, request, plugins)
     plan = remembered.find()
     if plan is None:
-        plan, is_final = _planned(graph, request, plugins)
+        plan, is_final = _planned(graph, request, plugins, Answers(folder))
         if is_final:
             remembered.keep(plan)
     elif request.progress is not None:
@@ -69,13 +70,12 @@ def _searched(graph: Graph, request: Request) -> Plan:
     return plan
 
 
-def _planned(graph: Graph, request: Request, plugins: Plugins) -> tuple[Plan, bool]:
+def _planned(graph: Graph, request: Request, plugins: Plugins, answers: Answers) -> tuple[Plan, bool]:
     """The plan, and whether planning it again would neither change it nor warn."""
     settings, cluster, space = request.settings, request.cluster, request.space
     cost_model = plugins.cost_model(settings.cost_model)
     patterns = {p.name: p for p in (*plugins.patterns, *request.patterns)}.values()
     forms = forms_on(cluster) if request.rewrite else CPU_FORMS
-    answers = Answers(cache_folder(settings.cache))
     analysis = analyse(graph, patterns, rewrite=request.rewrite, op_names=plugins.op_names, forms=forms, answers=answers)
     training = request.training(analysis.batch, analysis.graph.weight_precision)
     matches = analysis.matches

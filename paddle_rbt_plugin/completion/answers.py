@@ -30,18 +30,8 @@ from paddle_rbt_plugin.graph.cpp_signatures import signature
 MOST_BYTES_OF_A_FILE = 32 * 2**20
 """What is written of one mesh; the answers that were used least recently go first."""
 _ASKING = (
-    *(
-        "question.py",
-        "scratch.py",
-        "distributed_ops.py",
-        "built.py",
-        "oracle.py",
-        "operands.py",
-        "sample_wise.py",
-        "synchronised.py",
-        "placement.py",
-        "answers.py",
-    ),
+    *("question.py", "scratch.py", "distributed_ops.py", "built.py", "oracle.py", "operands.py", "placement.py", "answers.py"),
+    *("sample_wise.py", "synchronised.py"),
     *("../graph/pir.py", "../graph/cpp_signatures.py", "../graph/random_ops.py"),
 )
 """The modules here on which answers depend."""

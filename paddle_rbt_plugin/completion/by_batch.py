@@ -65,4 +65,4 @@ def data_parallel(tensor: Tensor, batch: Batch, axis: int = 0) -> Placement:
     """Shards an input that holds the samples along mesh axis ``axis``; replicates any other tensor."""
     if tensor.name not in batch.inputs:
         return Placement.replicated(tensor.ndim)
-    return Placement((axis, *(-1,) * (tensor.ndim - 1)))
+    return Placement.along(axis, tensor.ndim)

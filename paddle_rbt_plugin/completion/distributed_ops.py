@@ -174,10 +174,16 @@ def placed(value: Any, placement: Placement) -> Any:
 def tensor_attr(mesh: Any, placement: Placement) -> Any:
     """Paddle's attribute of a tensor that lies so on ``mesh``."""
     import paddle
+
+    partial = {axis: reduce_type(reduction) for axis, reduction in placement.partial}
+    return paddle.base.libpaddle.pir.create_tensor_dist_attribute(mesh, list(placement.dims_mapping), partial)
+
+
+def reduce_type(reduction: str) -> Any:
+    """Paddle's name for a reduction of a ``Placement``."""
     from paddle.distributed import ReduceType
 
-    partial = {axis: getattr(ReduceType, f"kRed{reduction.capitalize()}") for axis, reduction in placement.partial}
-    return paddle.base.libpaddle.pir.create_tensor_dist_attribute(mesh, list(placement.dims_mapping), partial)
+    return getattr(ReduceType, f"kRed{reduction.capitalize()}")
 
 
 def placement_of(value: Any) -> Placement:

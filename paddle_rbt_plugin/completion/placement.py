@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
 from typing import NamedTuple
 
@@ -21,6 +22,17 @@ class Placement(NamedTuple):
     @cache
     def replicated(ndim: int) -> Placement:
         return Placement((-1,) * ndim)
+
+    @staticmethod
+    @cache
+    def along(axis: int, ndim: int, dim: int | None = 0) -> Placement:
+        """One dimension along a mesh axis, and the others whole; all whole if there is no such dimension or axis."""
+        return Placement(tuple(axis if i == dim else -1 for i in range(ndim)))
+
+    def summands(self, split: Collection[int]) -> Placement:
+        """How ranks hold the gradient of an operand that an op needs so, when they compute parts of the op along the mesh axes
+        ``split``."""
+        return Placement(self.dims_mapping, tuple((axis, "sum") for axis in sorted({*split}.difference(self.dims_mapping))))
 
     def is_sharded(self) -> bool:
         return any(axis >= 0 for axis in self.dims_mapping)

@@ -86,7 +86,7 @@ class RuleOracle:
             Product(use.shape, use.dtype, gradient, gradient, use.source.index)
             for use, operand in zip(forward.uses, question.operands, strict=True)
             if not operand.stop_gradient and operand.dtype.startswith(("float", "bfloat"))
-            for gradient in [_partial(use.need, split - {-1})]
+            for gradient in [use.need.summands(split - {-1})]
         ]
         return (Built(f"{question.op}_grad", tuple(uses), tuple(products), dict(question.attrs)),) if products else ()
 
@@ -163,10 +163,6 @@ def _arriving(question: Question, forward: Built) -> list[Use]:
     ]
 
 
-def _partial(need: Placement, split: set[int]) -> Placement:
-    return Placement(need.dims_mapping, tuple((axis, "sum") for axis in sorted(split - set(need.dims_mapping))))
-
-
 def _placement(spec: Any) -> Placement:
     partial = sorted(spec._partial_dims()) if spec._is_partial() else []
     return Placement(tuple(spec.dims_mapping), tuple((axis, "sum") for axis in partial))
@@ -206,9 +202,5 @@ def _along_the_batch(operands: Sequence[Operand], results: Sequence[Dims]) -> tu
     first = operands[0]
     batch = first.shape[:1]
     axis = first.placement.dims_mapping[0] if batch and all(shape[:1] == batch for shape in results) else -1
-    needs = [_led_by(axis if o.placement.dims_mapping[:1] == (axis,) else -1, o.shape) for o in operands]
-    return needs, [_led_by(axis, shape) for shape in results]
-
-
-def _led_by(axis: int, shape: Dims) -> Placement:
-    return Placement((axis, *(-1,) * (len(shape) - 1)) if shape else ())
+    needs = [Placement.along(axis if o.placement.dims_mapping[:1] == (axis,) else -1, len(o.shape)) for o in operands]
+    return needs, [Placement.along(axis, len(shape)) for shape in results]

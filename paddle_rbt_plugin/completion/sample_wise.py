@@ -1,16 +1,15 @@
 """Ops that treat the samples of a batch one by one, and that Paddle does not shard: it has no rule for them and gathers their
 operands, or ends the process when they are built on distributed operands (interpolation, recurrences).
 
-Each rank runs such an op on its own samples, or on all of them if the op mixes samples: the hand-over builds it on local
-tensors. So nothing is asked of Paddle but which ops its gradient takes. A sharded dimension that does not hold samples is
-gathered. What the ranks compute of the gradient of an operand that is whole, such as a weight, are summands.
+Each rank runs such an op on its own samples: the hand-over builds it on local tensors. So nothing is asked of Paddle but which
+ops its gradient takes. A sharded dimension that does not hold samples is gathered. What the ranks compute of the gradient of an
+operand that is whole, such as a weight, are summands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from paddle_rbt_plugin.completion.built import Built, Product, Use
 from paddle_rbt_plugin.completion.placement import Placement
@@ -19,13 +18,10 @@ from paddle_rbt_plugin.completion.question import Question
 
 @dataclass(frozen=True)
 class SampleWise:
-    """Where an op has its samples: the dimension by the slot of an operand and of a result. What is in other slots is whole,
-    and so is everything if the op, with its attributes, mixes samples (``mixes``)."""
+    """Where an op has its samples: the dimension by the slot of an operand and of a result. What is in other slots is whole."""
 
     operands: Mapping[str, int]
     results: Mapping[str, int]
-    mixes: Callable[[Mapping[str, Any], int], bool] = lambda attrs, ndim: False
-    """Of the attributes and the number of dimensions of the first operand."""
 
 
 def _first(*slots: str, results: Sequence[str] = ("out",)) -> SampleWise:
@@ -71,19 +67,14 @@ def local_placements(question: Question, result_slots: Sequence[str], result_dim
     the slot of each result, ``result_dims`` its number of dimensions."""
     op = SAMPLE_WISE[question.op]
     operands = [(slot, o) for slot, some in question.slots for o in some]
-    dims = {} if op.mixes(dict(question.attrs), len(operands[0][1].shape)) else op.operands
+    dims = op.operands
     axes = {o.placement.dims_mapping[dims[slot]] for slot, o in operands if slot in dims and o.shape} - {-1}
     axis = axes.pop() if len(axes) == 1 else -1  # samples that lie whole on every rank are cut alike
-    held = op.results if axis >= 0 else {}
-    needs = tuple(_along(dims.get(slot) if axis >= 0 else None, axis, len(o.shape)) for slot, o in operands)
-    results = tuple(_along(held.get(slot), axis, ndim) for slot, ndim in zip(result_slots, result_dims, strict=True))
-    split = {axis} - {-1}
-    return LocalPlacements(needs, tuple(summands(need, split) for need in needs), results)
-
-
-def summands(need: Placement, split: set[int]) -> Placement:
-    """How ranks hold the gradient of an operand, when they compute parts of the op along the axes ``split``."""
-    return Placement(need.dims_mapping, tuple((axis, "sum") for axis in sorted(split - set(need.dims_mapping))))
+    needs = tuple(Placement.along(axis, len(o.shape), dims.get(slot)) for slot, o in operands)
+    results = tuple(
+        Placement.along(axis, ndim, op.results.get(slot)) for slot, ndim in zip(result_slots, result_dims, strict=True)
+    )
+    return LocalPlacements(needs, tuple(need.summands({axis} - {-1}) for need in needs), results)
 
 
 def laid(dense: Sequence[Built], question: Question, where: LocalPlacements) -> tuple[Built, ...]:
@@ -116,7 +107,3 @@ def laid(dense: Sequence[Built], question: Question, where: LocalPlacements) -> 
         )
         for built in dense
     )
-
-
-def _along(dim: int | None, axis: int, ndim: int) -> Placement:
-    return Placement(tuple(axis if i == dim else -1 for i in range(ndim)))

@@ -18,7 +18,7 @@ from typing import Any
 
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.completion.question import Operand
-from paddle_rbt_plugin.completion.sample_wise import LocalPlacements, summands
+from paddle_rbt_plugin.completion.sample_wise import LocalPlacements
 
 BATCH_NORM = "batch_norm"
 SUMS = 2
@@ -51,11 +51,7 @@ def sums_statistics(op: str, attrs: Mapping[str, Any], operands: Sequence[Placem
 def batch_norm_placements(attrs: Mapping[str, Any], operands: Sequence[Operand], result_dims: Sequence[int]) -> LocalPlacements:
     """How a batch norm lies whose samples are sharded; its first result is the norm."""
     axis = operands[0].placement.dims_mapping[0]
-    needs = tuple(_by_sample(axis if i == 0 else -1, len(o.shape)) for i, o in enumerate(operands))
-    results = tuple(_by_sample(axis if i == 0 else -1, ndim) for i, ndim in enumerate(result_dims))
+    needs = tuple(Placement.along(axis if i == 0 else -1, len(o.shape)) for i, o in enumerate(operands))
+    results = tuple(Placement.along(axis if i == 0 else -1, ndim) for i, ndim in enumerate(result_dims))
     split = {axis} if has_fixed_statistics(attrs) else set()
-    return LocalPlacements(needs, (needs[0], *(summands(need, split) for need in needs[1:])), results)
-
-
-def _by_sample(axis: int, ndim: int) -> Placement:
-    return Placement((axis, *(-1,) * (ndim - 1)))
+    return LocalPlacements(needs, (needs[0], *(need.summands(split) for need in needs[1:])), results)

@@ -25,8 +25,11 @@ from paddle_rbt_plugin.request import Request
 
 _OWN_DISTRIBUTION = "paddle-rbt-plugin"
 _OWN_PACKAGES = ("paddle_rbt_plugin", "paddle_rbt_patterns")
-_WITHOUT_INFLUENCE: dict[str, Any] = {"cluster": None, "save_path": None, "time_limit": None, "verify": True, "cache": None}
-"""Settings that do not change which plan is best; the cluster is compared as it was parsed."""
+_WITHOUT_INFLUENCE: dict[str, Any] = {
+    **dict.fromkeys(("cluster", "search_space", "save_path", "time_limit", "cache")),
+    "verify": True,
+}
+"""Settings that do not change which plan is best; cluster and search space are compared as they were parsed."""
 
 
 class RememberedPlan:
@@ -67,7 +70,7 @@ def _digest(graph: Graph, request: Request, plugins: Plugins) -> str:
     settings = replace(request.settings, **_WITHOUT_INFLUENCE)
     others = {f.name: getattr(request, f.name) for f in fields(request) if f.name not in ("settings", "progress")}
     parts = (
-        (graph.tensors, graph.ops, graph.loss, graph.batch.size, sorted(graph.batch.inputs)),
+        (graph.tensors, graph.ops, graph.loss, graph.batch.size, sorted(graph.batch.inputs), graph.assumed),
         (settings, others, request.cluster.to_dict()),
         [(p.name, p.version) for p in plugins.patterns],
     )

@@ -85,7 +85,7 @@ class Analysis:
     _memos: dict[tuple, Memo] = field(default_factory=dict, compare=False, repr=False)
     _aparts: dict[tuple[int, ...], RemoteReads] = field(default_factory=dict, compare=False, repr=False)
     _sharded: dict[int, dict[str, set[int]]] = field(default_factory=dict, compare=False, repr=False)
-    _lost: dict[int, tuple[tuple[int, int, str], ...]] = field(default_factory=dict, compare=False, repr=False)
+    _lost: dict[int, Reason | None] = field(default_factory=dict, compare=False, repr=False)
     _under: dict[frozenset[tuple[int, str]], Analysis] = field(default_factory=dict, compare=False, repr=False)
     _on: dict[tuple, Analysis] = field(default_factory=dict, compare=False, repr=False)
 
@@ -132,12 +132,17 @@ class Analysis:
         """Why the shapes forbid these degrees, with the values that would be legal; None where they do not.
 
         Every tensor that a pattern claims counts, intermediate ones too: that is how the number of heads is seen."""
-        dp = degrees.get("dp", 1)
-        if dp > 1 and self.batch % dp:
-            return reason("batch", dp=dp, batch=self.batch, legal=legal(self.batch), what="batch")
+        if why := self.indivisible_batch(degrees.get("dp", 1)):
+            return why
         for size, axis, tensor, dim in self._claimed_sizes:
             if size % degrees.get(axis, 1):
                 return self._divides_not(self.claims[tensor][1], tensor, dim, axis, degrees[axis])
+        return None
+
+    def indivisible_batch(self, dp: int) -> Reason | None:
+        """Why the batch that the program was written for forbids so many replicas; None where it does not."""
+        if self.batch % dp:
+            return reason("batch", dp=dp, batch=self.batch, legal=_legal(self.batch), what="batch")
         return None
 
     def _divides_not(self, match: Match, tensor: int, dim: int, axis: str, degree: int) -> Reason:
@@ -151,7 +156,7 @@ class Analysis:
             dim=dim,
             tensor=self.graph.tensors[tensor].name,
             pattern=match.pattern,
-            legal=legal(size),
+            legal=_legal(size),
         )
 
     # Which matches stand
@@ -170,7 +175,7 @@ class Analysis:
         key = (mesh.axes, tuple(n > 1 for n in mesh.shape), mesh.experts)
         if key not in found._on:
             kept = found
-            while lost := list(kept._given_up_matches(kept.complete(mesh))):
+            while lost := list(kept._given_up(kept.complete(mesh))):
                 kept = kept._without(lost)
             found._on[key] = kept
         return found._on[key]
@@ -192,13 +197,8 @@ class Analysis:
     @cached_property
     def _all_sizes(self) -> frozenset[tuple[int, str]]:
         """The sizes that patterns divide, with the axes; those of matches that gave way, too."""
-        return frozenset(
-            (self.graph.tensors[tensor].shape[dim], axis)
-            for match in self._all_matches
-            for tensor, spec in match.specs.items()
-            for dim, axis in enumerate(spec)
-            if axis is not None
-        )
+        dims = (dim for match in self._all_matches for dim in _sharded_dims(match))
+        return frozenset((self.graph.tensors[tensor].shape[dim], axis) for tensor, dim, axis in dims)
 
     @property
     def _all_matches(self) -> Iterator[Match]:
@@ -212,7 +212,7 @@ class Analysis:
                     yield Loss(match, axis, self._divides_not(match, tensor, dim, axis, degrees[axis]))
                     break
 
-    def _given_up_matches(self, completion: Completion) -> Iterator[Loss]:
+    def _given_up(self, completion: Completion) -> Iterator[Loss]:
         """The matches of which completion gives up a sharding."""
         place = {axis: completion.mesh.index(axis) for axis in self.axes}
         for match in self.matches.matches:
@@ -325,23 +325,10 @@ class Analysis:
             uneven = [size for size in sizes if size % mesh.degree(along)]
             if uneven:
                 return _uneven(completion, along, min(uneven))
-        for tensor, dim, axis in self._given_up(completion):
-            if mesh.degree(axis) > 1:
-                name, match = self.graph.tensors[tensor].name, self.claims[tensor][1]
-                return reason("completion", pattern=match.pattern, dim=dim, tensor=name, axis=axis)
-        return None
-
-    def _given_up(self, completion: Completion) -> tuple[tuple[int, int, str], ...]:
-        """Per axis, the first tensor and dimension that a pattern claims and completion places otherwise."""
-        key = id(completion.work)  # as in ``_sharded_sizes``
+        key = id(completion.work)  # as in ``_sharded_sizes``; what shares it has the same axes of more than one rank
         if key not in self._lost:
-            first: dict[str, tuple[int, int]] = {}
-            place = {axis: completion.mesh.index(axis) for axis in self.axes}
-            for tensor, (spec, _) in self.claims.items():
-                for dim, axis in enumerate(spec):
-                    if axis is not None and completion.placements[tensor].dims_mapping[dim] != place[axis]:
-                        first.setdefault(axis, (tensor, dim))
-            self._lost[key] = tuple((tensor, dim, axis) for axis, (tensor, dim) in first.items())
+            lost = next(self._given_up(completion), None)
+            self._lost[key] = None if lost is None else lost.why
         return self._lost[key]
 
 
@@ -395,8 +382,8 @@ def analyse(
 
 
 @cache
-def legal(size: int) -> str:
+def _legal(size: int) -> str:
     """The divisors of a size in words, the first of them where there are many."""
-    legal = divisors(size)
-    shown = legal if len(legal) <= 8 else legal[:7]
-    return ", ".join(map(str, shown)) + (", ..." if len(legal) > 8 else "")
+    found = divisors(size)
+    shown = found if len(found) <= 8 else found[:7]
+    return ", ".join(map(str, shown)) + (", ..." if len(found) > 8 else "")

@@ -29,7 +29,7 @@ from typing import Any, Literal
 from paddle_rbt_plugin.cluster import Cluster, factorisations
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.errors import NoFeasiblePlan
-from paddle_rbt_plugin.search.analysis import Analysis, legal
+from paddle_rbt_plugin.search.analysis import Analysis
 from paddle_rbt_plugin.search.diagnosis import check_met, interleaving, why_none
 from paddle_rbt_plugin.search.dimensions import ALL, DEGREES, SearchSpace, divisors
 from paddle_rbt_plugin.search.rejections import Reason, Rejected, reason
@@ -141,9 +141,7 @@ def _rules_out(analysis: Analysis, training: Training, space: SearchSpace, degre
     asked = [axis for axis in ("mp", "ep") if getattr(space, axis) is not None]
     if why := analysis.under({axis: n for axis, n in degrees.items() if axis != "pp"}).without_axis(degrees, asked):
         return why
-    if analysis.batch % dp:
-        return reason("batch", dp=dp, batch=analysis.batch, legal=legal(analysis.batch), what="batch")
-    return None
+    return analysis.indivisible_batch(dp)
 
 
 @dataclass(frozen=True)

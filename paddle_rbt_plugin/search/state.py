@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from paddle_rbt_plugin.cluster import Cluster, stage_meshes
+from paddle_rbt_plugin.cluster import Cluster, ProcessMesh, stage_meshes
 from paddle_rbt_plugin.completion import Completion
 from paddle_rbt_plugin.cost.candidate import Candidate, Training
 from paddle_rbt_plugin.cost.costs import CandidateCosts
@@ -95,15 +95,17 @@ class Search:
         pp, chunks = candidate.pp, 1 if self.training.own_copies else candidate.vpp
         key = (pp, chunks, candidate.dp, candidate.mp, candidate.axes, candidate.ep)
         if key not in self._completions:
-            mesh = stage_meshes(self.cluster, pp, candidate.dp, candidate.mp, candidate.axes, candidate.ep)[0]
             cut = () if pp == 1 or self.training.own_copies else make_cut(self._layers, pp, chunks).stage_of_layer
-            self._completions[key] = self.standing(candidate).complete(mesh, cut)
+            self._completions[key] = self.standing(candidate).complete(self._mesh(candidate), cut)
         return self._completions[key]
 
     def standing(self, candidate: Candidate) -> Analysis:
         """The analysis with the matches that stand under the degrees of a candidate."""
-        mesh = stage_meshes(self.cluster, candidate.pp, candidate.dp, candidate.mp, candidate.axes, candidate.ep)[0]
-        return self.analysis.on(mesh, {"dp": candidate.dp, "mp": candidate.mp, "ep": candidate.ep})
+        return self.analysis.on(self._mesh(candidate), {"dp": candidate.dp, "mp": candidate.mp, "ep": candidate.ep})
+
+    def _mesh(self, candidate: Candidate) -> ProcessMesh:
+        """The mesh of the first stage."""
+        return stage_meshes(self.cluster, candidate.pp, candidate.dp, candidate.mp, candidate.axes, candidate.ep)[0]
 
     def unusable(self, candidate: Candidate) -> Reason | None:
         """Why the degrees of a candidate cannot be used, which only completion shows."""

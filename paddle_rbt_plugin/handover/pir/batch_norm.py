@@ -12,7 +12,6 @@ from paddle_rbt_plugin.cluster.mesh import ProcessMesh
 from paddle_rbt_plugin.completion.distributed_ops import call_op, finished, placement_of, producer_of, set_placement
 from paddle_rbt_plugin.completion.placement import Placement
 from paddle_rbt_plugin.completion.question import HALF
-from paddle_rbt_plugin.completion.sample_wise import summands
 from paddle_rbt_plugin.completion.synchronised import BATCH_NORM, CHANNELS_LAST, batch_norm_placements, has_fixed_statistics
 from paddle_rbt_plugin.graph.pir import dtype_name
 from paddle_rbt_plugin.handover.pir.local_ops import build_on_local_tensors, spelt
@@ -38,7 +37,7 @@ def build_batch_norm(
     else:
         x, mean, variance, affine = builder.with_statistics(attrs, *values)
         slots = {"x": x, "mean": mean, "variance": variance, "affine": affine}
-        needs, gradients = needs[:4], [*gradients[:3], summands(needs[3], {needs[0].dims_mapping[0]})]
+        needs, gradients = needs[:4], [*gradients[:3], needs[3].summands({needs[0].dims_mapping[0]})]
     form = LocalForm(spelt(needs, mesh), spelt(gradients, mesh), spelt(where.results, mesh))
 
     def make(local: Mapping[str, list[Any]]) -> list[Any]:

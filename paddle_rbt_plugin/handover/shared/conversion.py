@@ -10,6 +10,7 @@ import paddle
 import paddle.distributed as dist
 
 from paddle_rbt_plugin.cluster.mesh import ProcessMesh
+from paddle_rbt_plugin.completion.distributed_ops import reduce_type
 from paddle_rbt_plugin.completion.placement import Placement
 
 Placements = Sequence[Any]
@@ -28,8 +29,6 @@ def paddle_placements(placement: Placement, axes: int) -> list[Any]:
     def along(axis: int) -> Any:
         if axis in dims:
             return dist.Shard(dims.index(axis))
-        return (
-            dist.Partial(getattr(dist.ReduceType, f"kRed{partial[axis].capitalize()}")) if axis in partial else dist.Replicate()
-        )
+        return dist.Partial(reduce_type(partial[axis])) if axis in partial else dist.Replicate()
 
     return [along(axis) for axis in range(axes)]
